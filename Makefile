@@ -1,0 +1,71 @@
+# Every target sets up its own virtual environment in .venv and reuses it until pyproject.toml changes.
+# Needed on the machine: make, and Python 3.10 or newer.
+#
+#   make demo                        the whole path on a small example, offline once installed
+#   make test                        lint, types, tests
+#   make test PYTHON=python3.12      with another interpreter (for a new .venv)
+#   make test PIP_FLAGS="..."        extra flags for pip install (a mirror, a cache, a CPU-only torch index)
+
+PYTHON    ?= python3
+PIP_FLAGS ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+DOCS   := $(VENV)/.ready-docs
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip install --quiet $(PIP_FLAGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench docs clean
+
+help:  ## Show this list
+	@echo "kalmanclip: few-shot fine-tuning of CLIP with a Kalman filter"
+	@echo
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## Run the demo: fit, predict and evaluate a small example
+	$(BIN)/kalmanclip demo
+
+test: lint  ## Lint, check types and run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## Check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## Run the benchmarks (times as ratios, memory)
+	$(BIN)/python -m benchmarks
+
+docs: $(DOCS)  ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean:  ## Remove build output and caches (.venv stays; delete it by hand)
+	rm -rf site build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps are written last, so a set-up that was interrupted or failed is simply done again.
+$(READY): pyproject.toml
+	@rm -f $(READY) $(DOCS)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	    command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+	        echo "kalmanclip needs Python 3.10 or newer, and '$(PYTHON)' was not found." >&2; \
+	        echo "Install it, or name another one: make PYTHON=python3.11 ..." >&2; \
+	        exit 1; }; \
+	    "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	        echo "kalmanclip needs Python 3.10 or newer; '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1)." >&2; \
+	        echo "Name a newer one: make PYTHON=python3.11 ..." >&2; \
+	        exit 1; }; \
+	    echo "Creating $(VENV) ..."; \
+	    "$(PYTHON)" -m venv --clear $(VENV); }
+	@echo "Installing kalmanclip and its tools into $(VENV) (minutes the first time) ..."
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(DOCS): $(READY)
+	@echo "Installing the documentation tools into $(VENV) ..."
+	@$(PIP) -e ".[docs]"
+	@touch $@
