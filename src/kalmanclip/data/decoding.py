@@ -1,0 +1,163 @@
+"""Decoding one image file or PIL image to upright RGB: the formats, the limits, and what damaged files do."""
+
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import ExifTags, Image
+
+from kalmanclip.data.pixels import rgb_from_image
+from kalmanclip.errors import ImageError
+
+# Only these decoders are tried: Pillow has others that start programs (EPS) or belong to no photograph.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# A PIL image that somebody opened but nobody loaded yet may be asked for by two threads at once.
+_LAZY_LOAD = threading.Lock()
+
+
+def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Image:
+    """Return the image in a file; `images.load_image` documents the arguments."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ImageError(
+                f"{path} is a folder, not an image; give the files in it (read_images lists them)"
+            )
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise ImageError(f"{path} is not an ordinary file; give an image file")
+        if status.st_size == 0:
+            raise ImageError(f"{path} is empty (0 bytes); remove it or copy it again")
+        with path.open("rb") as stream:
+            return naming(str(path), lambda: _decode(stream, path, min_side, max_pixels))
+    except ImageError:
+        raise
+    except FileNotFoundError as error:
+        what = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
+        raise ImageError(f"{path} {what}; check the path") from error
+    except PermissionError as error:
+        raise ImageError(
+            f"{path} may not be read; change its permissions (chmod u+r) or remove it"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise ImageError(f"{path} cannot be opened: {error}; check the path and the disk") from error
+
+
+def decode_pil(source: Image.Image) -> Image.Image:
+    """Return a PIL image converted, without changing or sharing it."""
+
+    def convert() -> Image.Image:
+        with _LAZY_LOAD:  # loading the pixels and the EXIF both fill caches inside `source`
+            _load_pixels(source)
+            upright = _upright(source)
+        image = rgb_from_image(upright)
+        return image.copy() if image is source else image
+
+    return naming("the PIL image", convert)
+
+
+def naming(name: str, convert: Callable[[], Image.Image]) -> Image.Image:
+    """Run a conversion whose complaints do not name the image, and put `name` in front of them."""
+    try:
+        return convert()
+    except ImageError as error:
+        raise ImageError(f"{name} {error}") from error.__cause__
+
+
+def _decode(stream: BinaryIO, path: Path, min_side: int | None, max_pixels: int) -> Image.Image:
+    """An open file to upright RGB."""
+    image = _identify(stream, path)
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageError(
+            f"has {width} x {height} pixels, more than the limit of {max_pixels}; make it smaller, or, "
+            "if you trust it, use load_image(path, max_pixels=...) in place of the path"
+        )
+    if min_side is not None:
+        _draft(image, min_side)
+    _load_pixels(image)
+    return rgb_from_image(_upright(image))
+
+
+def _draft(image: Image.Image, min_side: int) -> None:
+    """Let a JPEG be decoded at a fraction of its size, at least twice `min_side`; no effect on other formats.
+
+    The fraction must divide both sides: otherwise the last column or row would stand for less than a whole
+    one, and everything would shift by up to a pixel.
+    """
+    width, height = image.size
+    for scale in (8, 4, 2):
+        if width % scale == 0 and height % scale == 0 and min(width, height) >= 2 * scale * min_side:
+            image.draft(None, (width // scale, height // scale))
+            return
+
+
+def _identify(stream: BinaryIO, path: Path) -> Image.Image:
+    """Read the header only.
+
+    This is the heart of `Image.open` without its own limit, a global that could be changed neither locally
+    nor safely in threads, and which warns at half of `MAX_PIXELS` and refuses below it.
+    """
+    Image.init()
+    prefix = stream.read(16)
+    refusal: Exception | None = None
+    for name in _FORMATS:
+        if name not in Image.OPEN:  # this Pillow was built without it
+            continue
+        factory, accept = Image.OPEN[name]
+        try:
+            accepted = accept is None or accept(prefix)
+            if not accepted or isinstance(accepted, str):  # a string says what is missing to read it
+                continue
+            stream.seek(0)
+            return factory(stream, str(path))
+        except (SyntaxError, IndexError, TypeError, struct.error) as error:
+            refusal = error  # how Pillow's readers say "not mine": another may take it
+        except Exception as error:
+            raise ImageError(_damaged(error)) from error
+    if refusal is not None:
+        raise ImageError(_damaged(refusal)) from refusal
+    raise ImageError(
+        "is not an image that can be read, whatever its name says; remove it, or open it in an image "
+        "program and save it as PNG or JPEG"
+    )
+
+
+def _load_pixels(image: Image.Image) -> None:
+    """Decode, turning whatever a damaged file provokes into `ImageError`."""
+    if min(image.size) < 1:
+        raise ImageError(f"has no pixels ({image.width} x {image.height})")
+    try:
+        image.load()
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders fail with nearly every type there is
+        raise ImageError(_damaged(error)) from error
+
+
+def _damaged(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError):  # some of Pillow's decoders have a limit of their own
+        return f"is too large ({error}); make it smaller"
+    return f"is damaged or truncated ({error}); copy or download it again, or remove it"
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turn a loaded image as its EXIF orientation says."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF must not cost a good picture
+        return image
+    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image

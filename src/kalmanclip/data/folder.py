@@ -1,0 +1,124 @@
+"""Images on disk: a folder of class folders to learn from, any files and folders to predict."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kalmanclip.data.images import IMAGE_SUFFIXES
+from kalmanclip.data.labelled import LabelledImages, from_lists, require_two_classes
+from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder
+from kalmanclip.data.walk import entries, image_files, is_image_name, natural_key
+from kalmanclip.errors import DataError
+
+__all__ = ["LabelledImages", "class_name_from_folder", "from_lists", "read_folder", "read_images"]
+
+_EXAMPLE = """one folder per class, for example
+  {root}/
+    cat/    photo1.jpg  photo2.jpg
+    dog/    photo3.jpg  photo4.jpg"""
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+
+def read_folder(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> LabelledImages:
+    """Return the images of a folder of class folders; nothing is decoded yet.
+
+    Every folder in `path` is a class, named by `class_name_from_folder`, and its images are all files under
+    it, at any depth, whose names end in one of `IMAGE_SUFFIXES`. Hidden files and folders, other files, and
+    files lying directly in `path` are ignored. Class names and files are in natural order: case-insensitive,
+    numbers by value.
+
+    Args:
+        path: the folder.
+        class_names: the C classes of an existing adapter. Folders are matched to them regardless of case,
+            underscores and spaces, the result has exactly these names, and classes without a folder are fine.
+
+    Raises:
+        DataError: there is no such folder, it has no class folders or only one, a class folder has no images
+            or an unknown name, or two of them mean the same class.
+    """
+    root = _existing_folder(path)
+    folders, files = entries(root)
+    if not folders:
+        lying = (
+            "images lie directly in it" if any(is_image_name(file.name) for file in files) else "it has none"
+        )
+        raise DataError(
+            f"{root} has no class folders ({lying}); make {_EXAMPLE.format(root=root.name or root)}"
+        )
+    _refuse_splits(root, folders)
+    names = [folder.name for folder in folders]
+    check_distinct(names, "folder")
+    if class_names is None:
+        class_names = sorted(map(class_name_from_folder, names), key=natural_key)
+        require_two_classes(class_names, str(root), f"If the class folders lie inside it, pass {folders[0]}")
+    index = ClassIndex(class_names)
+    sources, labels = [], []
+    # Labels before images: a wrong name is found without walking through a large folder.
+    for folder, label in [(folder, index.label(folder.name, "folder")) for folder in folders]:
+        images = image_files(folder)
+        if not images:
+            raise DataError(
+                f"the class folder {folder} has no images{_what_else(folder)}; add some or remove the folder"
+            )
+        sources += images
+        labels += [label] * len(images)
+    return LabelledImages(list(sources), labels, list(class_names))
+
+
+def read_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return image files for prediction from files, folders, or a list of both.
+
+    A file is taken whatever its name; a folder stands for all images under it, in natural order. The order of
+    the arguments is kept, and so are repeats.
+
+    Raises:
+        DataError: nothing was given, a path does not exist, or a folder has no images under it.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists() and not path.is_symlink():  # a broken link is reported when it is opened
+            pattern = " (patterns like *.jpg are the shell's business: list files or give a folder)"
+            raise DataError(f"{path} does not exist; check the path{pattern if '*' in str(path) else ''}")
+        images = image_files(path) if path.is_dir() else [path]
+        if not images:
+            raise DataError(
+                f"the folder {path} has no images{_what_else(path)}; give image files or a folder of them"
+            )
+        found += images
+    if not found:
+        raise DataError("no images were given; give image files or a folder of them")
+    return found
+
+
+def _existing_folder(path: str | os.PathLike[str]) -> Path:
+    root = Path(path)
+    if not root.exists():
+        raise DataError(f"the folder {root} does not exist; check the path")
+    if not root.is_dir():
+        raise DataError(
+            f"{root} is a file, not a folder; give the folder that holds {_EXAMPLE.format(root='data')}"
+        )
+    return root
+
+
+def _refuse_splits(root: Path, folders: list[Path]) -> None:
+    """Stop somebody from learning to tell "train" from "test"."""
+    if all(folder.name.casefold() in _SPLITS and entries(folder)[0] for folder in folders):
+        parts = ", ".join(folder.name for folder in folders)
+        raise DataError(
+            f"{root} holds the parts of a data set ({parts}), not its classes; "
+            f"give one of them, for example {folders[-1]}"
+        )
+
+
+def _what_else(folder: Path) -> str:
+    """Say which files there are instead of images, since a folder of .heic photos does not look empty."""
+    others = Counter(file.suffix.lower() or file.name for file in entries(folder)[1])
+    if not others:
+        return ""
+    kinds = sorted(others, key=natural_key)[:5]
+    return f" (only {', '.join(kinds)} files; images end in {', '.join(IMAGE_SUFFIXES)})"
