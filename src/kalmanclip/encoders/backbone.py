@@ -1,0 +1,219 @@
+"""Backbones: from a name such as ``tiny`` or ``ViT-B-16:openai`` to a frozen open_clip model.
+
+| spelling | meaning |
+| --- | --- |
+| ``tiny`` | the small model that ships inside the package |
+| ``RN50:openai`` | architecture and weights tag, as open_clip lists them; downloaded once, then cached |
+| ``ViT-B-32:weights.safetensors`` | architecture and a local file (``.safetensors``, or ``.pt``/``.bin`` holding tensors only) |
+| ``hf-hub:org/repo``, ``local-dir:folder`` | open_clip's own schemes |
+| ``ViT-B-32:random`` | random weights with a fixed seed, for tests and timings |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from open_clip.pretrained import get_pretrained_cfg
+from PIL import Image
+from torch import Tensor, nn
+
+from kalmanclip.errors import ModelError
+
+TINY = "tiny"
+_TINY_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
+open_clip.add_model_config(_TINY_FOLDER / "tiny.json")  # from here on 'tiny' is an ordinary open_clip architecture
+
+# open_clip logs each stage of building a model on the root logger; only its problems are of interest
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen CLIP with what belongs to it.
+
+    Attributes:
+        name: as the user spelled it.
+        model: the open_clip model, in evaluation mode, without gradients.
+        preprocess: PIL image to tensor (3, h, w), without augmentation.
+        tokenizer: list of texts to tokens (N, L).
+    """
+
+    name: str
+    model: Any
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
+
+    @property
+    def logit_scale(self) -> float:
+        """1 / tau: what cosine similarities are multiplied with before the softmax."""
+        return float(self.model.logit_scale.exp())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.model.logit_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In what precision it computes."""
+        return self.model.logit_scale.dtype
+
+    @cached_property
+    def width(self) -> int:
+        """d, the size of the shared embedding space."""
+        with torch.no_grad():
+            return self.model.encode_text(self.tokenizer(["x"]).to(self.device)).shape[-1]
+
+    @cached_property
+    def image_size(self) -> int:
+        """The short side of the network's input, in pixels."""
+        size = self.model.visual.image_size
+        return min(size) if isinstance(size, (tuple, list)) else int(size)
+
+    @cached_property
+    def hash(self) -> str:
+        """A fingerprint of all weights: an adapter fits the backbone with this fingerprint and no other."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_backbone(name: str = TINY, device: str | torch.device = "cpu") -> Backbone:
+    """Builds a frozen CLIP from its name (see the table at the top of this module).
+
+    Raises:
+        ModelError: unknown architecture or tag, weights that are not at hand, a file that does not fit or would have to
+            execute code to load. The message names the file, where to put it, and ``tiny`` as the alternative.
+    """
+    architecture, weights = _parse(name)
+    options: dict[str, Any] = {}
+    if weights and Path(weights).suffix in (".pt", ".bin", ".pth"):
+        _check_holds_tensors_only(Path(weights))
+    if weights and get_pretrained_cfg(architecture, weights).get("quick_gelu"):
+        options["force_quick_gelu"] = True  # 'RN50:openai' means the weights as they were trained
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # for ':random'
+            model, _, preprocess = open_clip.create_model_and_transforms(
+                architecture, pretrained=weights, device=device, **options
+            )
+        tokenizer = open_clip.get_tokenizer(architecture)
+    except Exception as problem:
+        raise ModelError(_explain(name, architecture, weights, problem)) from problem
+    _require_weights(name, architecture, weights)
+    model.eval().requires_grad_(False)
+    return Backbone(name, model, preprocess, tokenizer)
+
+
+def _parse(name: str) -> tuple[str, str | None]:
+    """Splits a backbone's name into open_clip's architecture and its weights (tag, file or None)."""
+    if name == TINY:
+        return TINY, str(_TINY_FOLDER / "model.safetensors")
+    if name.startswith(("hf-hub:", "local-dir:")):
+        return name, None
+    architecture, colon, weights = name.partition(":")
+    known = open_clip.list_models()
+    if architecture.replace("/", "-") not in known:
+        close = _closest(architecture, known)
+        raise ModelError(
+            f"Unknown backbone {name!r}: open_clip has no architecture {architecture!r}{close}. "
+            "Write NAME:WEIGHTS, for example 'ViT-B-16:openai', or 'tiny' for the embedded model."
+        )
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if not colon or not weights:
+        example = f"'{architecture}:{(tags or ['weights.safetensors'])[0]}'"
+        raise ModelError(
+            f"The backbone {name!r} does not say which weights to load. Write for example {example}. "
+            f"Known tags: {', '.join(tags) or 'none'}; a path to a .safetensors file works too."
+        )
+    if weights == "random":
+        return architecture, None
+    if not get_pretrained_cfg(architecture, weights) and not Path(weights).is_file():
+        looks_like_file = Path(weights).suffix in (".safetensors", ".pt", ".bin", ".pth") or "/" in weights
+        if looks_like_file:
+            raise ModelError(
+                f"The weights file {weights!r} of backbone {name!r} does not exist. Check the path, or use 'tiny'."
+            )
+        raise ModelError(
+            f"Unknown weights {weights!r} for {architecture}{_closest(weights, tags)}. "
+            f"Known tags: {', '.join(tags) or 'none'}; a path to a .safetensors file works too."
+        )
+    return architecture, weights
+
+
+def _closest(word: str, choices: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, choices, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
+
+
+def _check_holds_tensors_only(path: Path) -> None:
+    """Loading must not execute code: TorchScript archives and pickled objects are refused before open_clip sees them."""
+    if not path.is_file():
+        return
+    try:
+        torch.load(path, map_location="meta", weights_only=True, mmap=False)
+    except Exception as problem:
+        raise ModelError(
+            f"{path} cannot be loaded without executing code, or is damaged ({_first_line(problem)}). Only files that hold "
+            "tensors are accepted. Convert it on a machine where you trust it, for example with "
+            "`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`."
+        ) from problem
+
+
+def _require_weights(name: str, architecture: str, weights: str | None) -> None:
+    """open_clip only warns when a hub model or a folder came without weights; a random classifier helps nobody."""
+    if weights is not None or not architecture.startswith(("hf-hub:", "local-dir:")):
+        return
+    if architecture.startswith("local-dir:"):
+        folder = Path(architecture.removeprefix("local-dir:"))
+        found = any(p.suffix in (".safetensors", ".bin", ".pth") for p in folder.iterdir())
+    else:
+        try:
+            open_clip.pretrained.download_pretrained_from_hf(architecture.removeprefix("hf-hub:"))
+            found = True
+        except Exception:
+            found = False
+    if not found:
+        raise ModelError(f"No weights were found for backbone {name!r}: its configuration is there, its weights are not.")
+
+
+def _explain(name: str, architecture: str, weights: str | None, problem: Exception) -> str:
+    """What went wrong, which file is wanted, where it goes, and what works offline."""
+    if weights and Path(weights).is_file():
+        return (
+            f"The weights file {weights} could not be loaded into {architecture}: {_first_line(problem)}. "
+            "Check that the file is complete and belongs to this architecture."
+        )
+    entry = get_pretrained_cfg(architecture, weights) if weights else {}
+    if architecture.startswith("hf-hub:"):
+        wanted = f"'open_clip_config.json' and the weights of the Hugging Face repository {architecture[7:]!r}"
+    elif entry.get("hf_hub"):
+        repo, _, file = entry["hf_hub"].rpartition("/")
+        wanted = f"{file or 'open_clip_model.safetensors'!r} of the Hugging Face repository {repo!r}"
+    elif entry.get("url"):
+        wanted = f"{Path(entry['url']).name!r}"
+    else:
+        return f"The backbone {name!r} could not be built: {_first_line(problem)}."
+    local = architecture if not architecture.startswith("hf-hub:") else "ARCHITECTURE"
+    return (
+        f"The weights of backbone {name!r} are not on this machine and could not be downloaded ({_first_line(problem)}). "
+        f"Wanted: {wanted}. With a network, run the command once to fill the cache (HF_HOME, by default "
+        f"~/.cache/huggingface; files fetched by address go to ~/.cache/clip). Without one, copy the file here and write "
+        f"'{local}:path/to/that/file'. 'tiny' is embedded and always works offline."
+    )
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]

@@ -1,0 +1,118 @@
+"""A frozen CLIP with low-rank parameters in both towers: the ``h_image`` and ``h_text`` of the paper."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kalmanclip.encoders.backbone import Backbone
+from kalmanclip.encoders.low_rank import LowRankConfig
+from kalmanclip.encoders.towers import Activations, build_image_tower, build_text_tower
+
+
+class DualEncoder(nn.Module):
+    """Both towers with their low-rank parameters in one flat vector.
+
+    Every low-rank matrix is a view of `theta`, so whoever changes `theta` in place (the filter) or the matrices in place
+    (an optimiser) changes the model, and nothing is copied.
+
+    Args:
+        backbone: the frozen CLIP; never modified.
+        config: where the low-rank parameters sit.
+
+    Attributes:
+        theta: all parameters, (n,): the image tower's, then the text tower's.
+    """
+
+    theta: Tensor
+
+    def __init__(self, backbone: Backbone, config: LowRankConfig) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.config = config
+        self.image = build_image_tower(backbone.model, backbone.width, config)
+        self.text = build_text_tower(backbone.model, backbone.width, config)
+        # at least float32, whatever the towers compute in: the filter needs it
+        self._lay_out(backbone.device, torch.promote_types(backbone.dtype, torch.float32))
+        generator = torch.Generator().manual_seed(config.seed)
+        for layer in self.layers():
+            layer.reset(generator)
+
+    def layers(self) -> list[Any]:
+        """The low-rank layers, in the order of `theta`."""
+        return [*self.image.low_rank_layers(), *self.text.low_rank_layers()]
+
+    def _lay_out(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Gives every matrix its slice of one flat vector: within a tower, layer by layer, ``A`` then ``B``."""
+        sizes = [layer.A.numel() + layer.B.numel() for layer in self.layers()]
+        self.theta = torch.zeros(sum(sizes), device=device, dtype=dtype)
+        self.groups = sizes
+        self.n_image = sum(layer.A.numel() + layer.B.numel() for layer in self.image.low_rank_layers())
+        begin = 0
+        for tower in (self.image, self.text):
+            tower_begin = begin
+            for layer in tower.low_rank_layers():
+                layer.start = begin - tower_begin  # relative: each tower writes into its own part of H
+                for name in ("A", "B"):
+                    shape = getattr(layer, name).shape
+                    view = self.theta[begin : begin + shape.numel()].view(shape)
+                    setattr(layer, name, nn.Parameter(view))
+                    begin += shape.numel()
+
+    @property
+    def n(self) -> int:
+        """The number of parameters."""
+        return self.theta.numel()
+
+    @property
+    def n_text(self) -> int:
+        """How many of them belong to the text tower."""
+        return self.n - self.n_image
+
+    def named_views(self, theta: Tensor) -> dict[str, Tensor]:
+        """``theta`` as a dictionary of parameters by name, for `torch.func.functional_call`."""
+        names = {id(p): name for name, p in self.named_parameters()}
+        views, begin = {}, 0
+        for layer in self.layers():
+            for p in (layer.A, layer.B):
+                views[names[id(p)]] = theta[begin : begin + p.numel()].view(p.shape)
+                begin += p.numel()
+        return views
+
+    def encode_images(self, activations: Activations) -> Tensor:
+        """Activations of B images to unit-length embeddings ``I`` (B, d)."""
+        return self.image(*activations)
+
+    def encode_texts(self, activations: Activations, templates: int = 1) -> Tensor:
+        """Activations of C * templates prompts to unit-length class embeddings ``T`` (C, d).
+
+        Several prompts per class are averaged on the sphere: normalise, mean, normalise.
+        """
+        t = self.text(*activations)
+        if templates == 1:
+            return t
+        return F.normalize(t.unflatten(0, (-1, templates)).mean(dim=1), dim=-1)
+
+    def forward(self, images: Activations, texts: Activations, templates: int = 1) -> Tensor:
+        """The cosine-similarity matrix ``S_C`` (B, C)."""
+        return self.encode_images(images) @ self.encode_texts(texts, templates).mT
+
+    def tokenize(self, texts: list[str]) -> Tensor:
+        """Texts to tokens (N, L) on the model's device."""
+        return self.backbone.tokenizer(texts).to(self.backbone.device)
+
+    def merged(self) -> nn.Module:
+        """A plain open_clip model with the corrections folded into its weights; the backbone stays as it is."""
+        plain = copy.deepcopy(self.backbone.model)
+        twin = DualEncoder(
+            Backbone(self.backbone.name, plain, self.backbone.preprocess, self.backbone.tokenizer), self.config
+        )
+        with torch.no_grad():
+            twin.theta.copy_(self.theta)
+        twin.image.merge_()
+        twin.text.merge_()
+        return plain

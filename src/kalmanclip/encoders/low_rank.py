@@ -1,0 +1,170 @@
+"""Low-rank corrections to frozen linear maps, and how they write the rows of a Jacobian.
+
+A frozen map ``y = W x`` becomes ``y = W x + s B A x`` with ``A`` of shape (r, d_in) and ``B`` of shape (d_out, r). Only
+``A`` and ``B`` are parameters: they are the ``theta`` of the paper. ``B`` starts at zero, so that the untouched model is
+the starting point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kalmanclip.errors import ConfigError
+
+TARGETS = ("q", "k", "v", "out", "mlp")
+"""Projections of a transformer block that can carry low-rank parameters ('mlp' means both of its layers)."""
+
+
+@dataclass(frozen=True)
+class LowRankConfig:
+    """Where the low-rank parameters sit and how large they are.
+
+    Attributes:
+        placement: 'head' (on the embeddings, the towers stay frozen and are computed once per image) or 'towers'
+            (inside the transformer blocks; for a ModifiedResNet in its attention pool).
+        towers: which towers get parameters: 'image', 'text' or both.
+        targets: for 'towers': which projections, out of 'q', 'k', 'v', 'out', 'mlp'.
+        last_blocks: for 'towers': only the last so many blocks of each tower (None: all). The blocks before them are
+            frozen and computed once per image.
+        rank: r, the rank of every correction.
+        scale: s, the factor in ``s B A``.
+        seed: of the random ``A``.
+    """
+
+    placement: str = "head"
+    towers: tuple[str, ...] = ("image", "text")
+    targets: tuple[str, ...] = ("q", "k", "v")
+    last_blocks: int | None = None
+    rank: int = 8
+    scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.placement not in ("head", "towers"):
+            raise ConfigError(f"placement must be 'head' or 'towers', not {self.placement!r}.")
+        _check_choice("towers", self.towers, ("image", "text"))
+        _check_choice("targets", self.targets, TARGETS)
+        if self.rank < 1:
+            raise ConfigError(f"rank must be at least 1, not {self.rank}.")
+        if self.last_blocks is not None and self.last_blocks < 1:
+            raise ConfigError(f"last_blocks must be at least 1 (or None for all blocks), not {self.last_blocks}.")
+
+
+def _check_choice(name: str, values: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+    wrong = [v for v in values if v not in allowed]
+    if wrong or not values or len(set(values)) < len(values):
+        raise ConfigError(f"{name} must be a non-empty selection of {allowed}, each once; got {tuple(values)}.")
+
+
+class RowSink:
+    """Where a backward pass leaves its derivatives.
+
+    ``target`` is set before each backward pass, by the code that wants the derivatives, to a view of the Jacobian:
+
+    - shape (N, n): row *i* receives the derivative that flows through sample *i* of the batch;
+    - shape (n,): the sum over the samples.
+
+    While it is None the layers are ordinary autograd citizens.
+    """
+
+    def __init__(self) -> None:
+        self.target: Tensor | None = None
+        self.recording = False
+
+
+class LowRank(nn.Module):
+    """``g`` low-rank maps that share their input: ``x -> [s B_1 A_1 x, ..., s B_g A_g x]``.
+
+    Groups exist for q, k and v, which share one input, so that one product serves all three.
+
+    Args:
+        d_in: size of the input.
+        d_out: size of each group's output.
+        config: rank and scale.
+        sink: shared by all layers of a tower.
+        groups: g.
+    """
+
+    def __init__(self, d_in: int, d_out: int, config: LowRankConfig, sink: RowSink, groups: int = 1) -> None:
+        super().__init__()
+        self.A = nn.Parameter(torch.zeros(groups * config.rank, d_in))
+        self.B = nn.Parameter(torch.zeros(groups, d_out, config.rank))
+        self.scale = config.scale
+        self.sink = sink
+        self.start = 0  # where this layer's parameters begin in theta; set when theta is laid out
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draws ``A`` from N(0, 1/d_in) and sets ``B`` to zero: the correction vanishes, its derivative does not."""
+        with torch.no_grad():
+            self.A.copy_(torch.randn(self.A.shape, generator=generator) / self.A.shape[1] ** 0.5)
+            self.B.zero_()
+
+    def delta(self, group: int = 0) -> Tensor:
+        """The full matrix ``s B A`` of one group, (d_out, d_in): what merging adds to the frozen weight."""
+        r = self.B.shape[2]
+        return self.scale * self.B[group] @ self.A[group * r : (group + 1) * r]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
+        if self.sink.recording:
+            return _RecordedLowRank.apply(x, self.A, self.B, self)
+        return _expand(x @ (self.A.T * self.scale), self.B)
+
+
+def _expand(h: Tensor, B: Tensor) -> Tensor:
+    """``h`` (..., g r) through ``B`` (g, d_out, r) to (..., g d_out)."""
+    groups, d_out, r = B.shape
+    if groups == 1:
+        return h @ B[0].T
+    out = torch.matmul(h.unflatten(-1, (groups, 1, r)), B.mT).squeeze(-2)
+    return out.flatten(-2)
+
+
+class _RecordedLowRank(torch.autograd.Function):
+    """The same map, whose backward pass writes per-sample derivatives into the sink instead of summing them.
+
+    With ``h = s A x`` and ``g`` the derivative with respect to the output, sample i contributes
+    ``sum_t g_it h_it^T`` to ``B`` and ``sum_t (s B^T g_it) x_it^T`` to ``A``: two small batched products, the same work
+    that ordinary backpropagation does, only not summed over the batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, A: Tensor, B: Tensor, layer: LowRank) -> Tensor:
+        h = x @ (A.T * layer.scale)
+        ctx.save_for_backward(x, h, A, B)
+        ctx.layer = layer
+        return _expand(h, B)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+        x, h, A, B = ctx.saved_tensors
+        layer: LowRank = ctx.layer
+        groups, d_out, r = B.shape
+        lead = x.shape[:-1]
+        g = grad.reshape(*lead, groups, d_out)
+        gB = (torch.einsum("...gd,gdr->...gr", g, B) * layer.scale).flatten(-2)  # (N, [t,] g r)
+        target = layer.sink.target
+        if target is not None:
+            _write_products(target, layer.start, x, h, g, gB)
+        return (gB @ A if ctx.needs_input_grad[0] else None), None, None, None
+
+
+def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor, gB: Tensor) -> None:
+    """Writes d/dA then d/dB of one layer into its slice of ``target`` ((N, n) per sample or (n,) summed)."""
+    if x.dim() == 2:
+        x, h, g, gB = x.unsqueeze(1), h.unsqueeze(1), g.unsqueeze(1), gB.unsqueeze(1)
+    if target.dim() == 1:  # summed over the samples: they are just more tokens of one sample
+        x, h, g, gB = (v.flatten(0, 1).unsqueeze(0) for v in (x, h, g, gB))
+        target = target.unsqueeze(0)
+    count, _, groups, d_out = g.shape
+    r = h.shape[-1] // groups
+    size_a, size_b = gB.shape[-1] * x.shape[-1], groups * d_out * r
+    part_a = target[:, start : start + size_a].view(count, gB.shape[-1], x.shape[-1])
+    part_b = target[:, start + size_a : start + size_a + size_b].view(count, groups, d_out, r)
+    torch.bmm(gB.mT, x, out=part_a)
+    for k in range(groups):
+        torch.bmm(g[:, :, k].mT, h[..., k * r : (k + 1) * r], out=part_b[:, k])

@@ -1,0 +1,385 @@
+"""The two towers of a CLIP, each cut into a frozen *prefix* and an adapted *suffix*.
+
+The prefix has no parameters of ours, so it is computed once per image (or prompt) and can be kept; the suffix is computed
+at every step. The open_clip modules themselves are never changed: the suffix runs their weights and adds the low-rank
+corrections, so one model in memory serves both the zero-shot and the tuned classifier.
+
+Activations travel as tuples of tensors, samples first, so that a batch is picked by indexing every tensor alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
+from torch import Tensor, nn
+
+from kalmanclip.encoders.low_rank import LowRank, LowRankConfig, RowSink
+from kalmanclip.errors import ModelError
+
+Activations = tuple[Tensor, ...]
+
+
+class Tower(nn.Module):
+    """One tower: `prefix` (frozen, without gradients) then `forward` (adapted) to unit-length embeddings.
+
+    Attributes:
+        sink: where the low-rank layers of this tower write their derivatives.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sink = RowSink()
+
+    def prefix(self, inputs: Tensor) -> Activations:
+        """Frozen part: (N, 3, h, w) images or (N, L) tokens to activations."""
+        raise NotImplementedError
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """Adapted part: activations to embeddings (N, d) of unit length."""
+        raise NotImplementedError
+
+    def merge_(self) -> None:
+        """Adds the corrections to the frozen weights, in place."""
+        raise NotImplementedError
+
+    def low_rank_layers(self) -> Iterator[LowRank]:
+        """All low-rank layers in the order of `theta`."""
+        return (m for m in self.modules() if isinstance(m, LowRank))
+
+
+class HeadTower(Tower):
+    """Low-rank parameters on the embedding: ``normalise(f + s B A f)`` with ``f`` the frozen embedding.
+
+    Works for every model that open_clip can build; the towers run once per image.
+    """
+
+    def __init__(
+        self, encode: Callable[[Tensor], Tensor], owner: nn.Module, width: int, config: LowRankConfig | None
+    ) -> None:
+        super().__init__()
+        self._encode = encode
+        self._owner = (owner,)  # in a tuple: not a submodule, its weights are not ours
+        self.head = LowRank(width, width, config, self.sink) if config else None
+
+    @torch.no_grad()
+    def prefix(self, inputs: Tensor) -> Activations:
+        """The whole frozen tower, to unit-length features (N, d)."""
+        return (F.normalize(self._encode(inputs), dim=-1),)
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """Unit-length features (N, d) to adapted unit-length embeddings."""
+        (f,) = activations
+        return f if self.head is None else F.normalize(f + self.head(f), dim=-1)
+
+    def merge_(self) -> None:
+        """Folds ``I + s B A`` into the tower's last projection."""
+        if self.head is None:
+            return
+        width = self.head.A.shape[1]
+        factor = torch.eye(width, device=self.head.A.device, dtype=self.head.A.dtype) + self.head.delta()
+        weight, bias = last_projection(self._owner[0])
+        with torch.no_grad():
+            weight.copy_(factor @ weight)
+            if bias is not None:
+                bias.copy_(factor @ bias)
+
+
+def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
+    """A tower's final linear map as views: weight (d, width), so that ``y = weight x + bias``, and bias or None."""
+    if isinstance(owner, ModifiedResNet):
+        return owner.attnpool.c_proj.weight, owner.attnpool.c_proj.bias
+    for name in ("proj", "text_projection"):
+        projection = getattr(owner, name, None)
+        if isinstance(projection, nn.Linear):
+            return projection.weight, projection.bias
+        if isinstance(projection, Tensor):
+            return projection.mT, None
+    raise ModelError(
+        f"Merging is not supported for a tower of type {type(owner).__name__}: its last projection was not recognised. "
+        "Keep the adapter beside the backbone instead (`save` and `load`)."
+    )
+
+
+class AdaptedBlock(nn.Module):
+    """A frozen residual attention block of open_clip plus low-rank corrections of its projections."""
+
+    def __init__(self, block: ResidualAttentionBlock, config: LowRankConfig, sink: RowSink) -> None:
+        super().__init__()
+        self._block = (block,)
+        width, mlp = block.attn.embed_dim, block.mlp.c_fc.out_features
+        self.parts = tuple(i for i, name in enumerate("qkv") if name in config.targets)
+        self.qkv = LowRank(width, width, config, sink, groups=len(self.parts)) if self.parts else None
+        self.out = LowRank(width, width, config, sink) if "out" in config.targets else None
+        self.fc = LowRank(width, mlp, config, sink) if "mlp" in config.targets else None
+        self.proj = LowRank(mlp, width, config, sink) if "mlp" in config.targets else None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(N, tokens, width) to the same shape."""
+        block = self._block[0]
+        x = x + block.ls_1(self._attention(block.ln_1(x), mask))
+        return x + block.ls_2(self._mlp(block.ln_2(x)))
+
+    def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        attn = self._block[0].attn
+        qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+        if self.qkv is not None:
+            delta = self.qkv(x)
+            if len(self.parts) == 3:
+                qkv = qkv + delta
+            else:
+                pieces = list(qkv.chunk(3, -1))
+                for part, piece in zip(self.parts, delta.chunk(len(self.parts), -1), strict=True):
+                    pieces[part] = pieces[part] + piece
+                qkv = torch.cat(pieces, -1)
+        q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return _project(attn.out_proj, self.out, y.transpose(1, 2).flatten(2))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        mlp = self._block[0].mlp
+        return _project(mlp.c_proj, self.proj, mlp.gelu(_project(mlp.c_fc, self.fc, x)))
+
+    def merge_(self) -> None:
+        """Adds the corrections to the block's weights, in place."""
+        block = self._block[0]
+        width = block.attn.embed_dim
+        with torch.no_grad():
+            for k, part in enumerate(self.parts):
+                assert self.qkv is not None
+                block.attn.in_proj_weight[part * width : (part + 1) * width] += self.qkv.delta(k)
+            for linear, layer in (
+                (block.attn.out_proj, self.out),
+                (block.mlp.c_fc, self.fc),
+                (block.mlp.c_proj, self.proj),
+            ):
+                if layer is not None:
+                    linear.weight += layer.delta()
+
+
+def _project(linear: nn.Linear, layer: LowRank | None, x: Tensor) -> Tensor:
+    y = F.linear(x, linear.weight, linear.bias)
+    return y if layer is None else y + layer(x)
+
+
+def _cut(blocks: nn.ModuleList, config: LowRankConfig) -> int:
+    """Index of the first adapted block."""
+    if not all(type(b) is ResidualAttentionBlock for b in blocks):
+        raise ModelError(
+            f"Low-rank parameters inside blocks of type {type(blocks[0]).__name__} are not supported. "
+            "Use placement='head', which works for every model."
+        )
+    if config.last_blocks is not None and config.last_blocks > len(blocks):
+        raise ModelError(f"last_blocks={config.last_blocks}, but the tower has only {len(blocks)} blocks.")
+    return 0 if config.last_blocks is None else len(blocks) - config.last_blocks
+
+
+class TransformerTower(Tower):
+    """What the image and text transformers share: frozen blocks, adapted blocks, merging."""
+
+    def __init__(self, blocks: nn.ModuleList, config: LowRankConfig) -> None:
+        super().__init__()
+        cut = _cut(blocks, config)
+        self._frozen_blocks = list(blocks[:cut])
+        self.blocks = nn.ModuleList(AdaptedBlock(b, config, self.sink) for b in blocks[cut:])
+
+    def merge_(self) -> None:
+        """Adds every block's corrections to its weights."""
+        for block in self.blocks:
+            block.merge_()
+
+
+class ImageTransformerTower(TransformerTower):
+    """A vision transformer with low-rank parameters in its last blocks."""
+
+    def __init__(self, visual: VisionTransformer, config: LowRankConfig) -> None:
+        super().__init__(visual.transformer.resblocks, config)
+        self._visual = (visual,)
+
+    @torch.no_grad()
+    def prefix(self, inputs: Tensor) -> Activations:
+        """Patches, positions and the frozen blocks: (N, tokens, width)."""
+        x = self._visual[0]._embeds(inputs)
+        for block in self._frozen_blocks:
+            x = block(x)
+        return (x,)
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """(N, tokens, width) to unit-length embeddings (N, d)."""
+        (x,) = activations
+        for block in self.blocks:
+            x = block(x)
+        visual = self._visual[0]
+        pooled, _ = visual._pool(x)
+        return F.normalize(pooled if visual.proj is None else pooled @ visual.proj, dim=-1)
+
+
+class ResNetTower(Tower):
+    """A ModifiedResNet with low-rank parameters in its attention pool; the convolutions are frozen."""
+
+    def __init__(self, visual: ModifiedResNet, config: LowRankConfig) -> None:
+        super().__init__()
+        self._visual = (visual,)
+        width, d = visual.attnpool.c_proj.in_features, visual.attnpool.c_proj.out_features
+        names = [n for n in ("q", "k", "v") if n in config.targets] + (["c"] if "out" in config.targets else [])
+        if not names:
+            raise ModelError("A ModifiedResNet has no MLP blocks: choose targets out of 'q', 'k', 'v', 'out'.")
+        self.pool = nn.ModuleDict(
+            {n: LowRank(width, d if n == "c" else width, config, self.sink) for n in names}
+        )
+
+    @torch.no_grad()
+    def prefix(self, inputs: Tensor) -> Activations:
+        """Convolutions, then the pool's tokens (mean first) with positions: (N, h w + 1, width)."""
+        visual = self._visual[0]
+        x = visual.stem(inputs)
+        x = visual.layer4(visual.layer3(visual.layer2(visual.layer1(x))))
+        x = x.flatten(2).mT
+        x = torch.cat([x.mean(dim=1, keepdim=True), x], dim=1)
+        return (x + visual.attnpool.positional_embedding,)
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """(N, h w + 1, width) to unit-length embeddings (N, d); only the first token asks, all answer."""
+        (x,) = activations
+        pool = self._visual[0].attnpool
+        heads = (pool.num_heads, -1)
+        q = self._adapt("q", pool.q_proj, x[:, :1]).unflatten(-1, heads).transpose(1, 2)
+        k = self._adapt("k", pool.k_proj, x).unflatten(-1, heads).transpose(1, 2)
+        v = self._adapt("v", pool.v_proj, x).unflatten(-1, heads).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return F.normalize(self._adapt("c", pool.c_proj, y)[:, 0], dim=-1)
+
+    def _layer(self, name: str) -> LowRank | None:
+        return self.pool[name] if name in self.pool else None  # type: ignore[return-value]
+
+    def _adapt(self, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
+        return _project(linear, self._layer(name), x)
+
+    def merge_(self) -> None:
+        """Adds the corrections to the attention pool's weights."""
+        with torch.no_grad():
+            for name, layer in self.pool.items():
+                getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
+
+
+class TextEncoder:
+    """The text half of an open_clip model, whichever of its two layouts it has.
+
+    `CLIP` keeps the text modules on the model itself, `CustomTextCLIP` in `model.text`. Texts are cut after the last
+    end-of-text token of the batch where attention is causal: what comes after it cannot influence the embedding, and
+    prompts are short (about 10 of 77 tokens).
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        custom = getattr(model, "text", None)
+        self.owner: Any = model if custom is None else custom
+        field = "text_{}" if custom is None else "{}"
+        self.pool_type = getattr(self.owner, field.format("pool_type"), None)
+        self.eos_id = getattr(self.owner, field.format("eos_id"), None)
+        # 'plain': a stack of standard blocks that this class can run itself; all else goes through the model
+        self.plain = (
+            (custom is None or isinstance(custom, TextTransformer))
+            and self.pool_type in ("first", "last", "argmax", "eos")
+            and getattr(self.owner, "cls_emb", None) is None
+            and not getattr(self.owner, "use_pad_mask", False)
+        )
+        self.causal = self.plain and getattr(self.owner, "attn_mask", None) is not None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Frozen embeddings (N, d), not normalised, of tokens (N, L)."""
+        if not (self.plain and self.causal):
+            return self.model.encode_text(tokens)
+        x, position = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, attn_mask=self.mask(x))
+        return self.finish(x, position)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks."""
+        return self.owner.transformer.resblocks
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """The causal mask for the length of ``x``, in its dtype."""
+        if not self.causal:
+            return None
+        length = x.shape[1]
+        return self.owner.attn_mask[:length, :length].to(x.dtype)
+
+    def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Token and position embeddings (N, L', width), and where each text is read off (N,)."""
+        if self.pool_type == "argmax":
+            position = tokens.argmax(dim=-1)
+        elif self.pool_type == "eos":
+            position = (tokens == self.eos_id).int().argmax(dim=-1)
+        else:
+            position = torch.full_like(tokens[:, 0], 0 if self.pool_type == "first" else tokens.shape[1] - 1)
+        if self.causal:
+            tokens = tokens[:, : int(position.max()) + 1]
+        x = self.owner.token_embedding(tokens) + self.owner.positional_embedding[: tokens.shape[1]]
+        return x, position
+
+    def finish(self, x: Tensor, position: Tensor) -> Tensor:
+        """Pool, final norm, projection: (N, L', width) to (N, d)."""
+        pooled = self.owner.ln_final(x[torch.arange(len(x), device=x.device), position])
+        projection = self.owner.text_projection
+        if projection is None:
+            return pooled
+        return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
+
+
+class TextTransformerTower(TransformerTower):
+    """A text transformer with low-rank parameters in its last blocks."""
+
+    def __init__(self, text: TextEncoder, config: LowRankConfig) -> None:
+        if not text.plain:
+            raise ModelError(
+                f"Low-rank parameters inside a text tower of type {type(text.owner).__name__} are not supported. "
+                "Use placement='head', or towers=('image',)."
+            )
+        super().__init__(text.blocks, config)
+        self._text = text
+
+    @torch.no_grad()
+    def prefix(self, inputs: Tensor) -> Activations:
+        """Tokens (N, L) to (N, L', width) after the frozen blocks, and the reading positions (N,)."""
+        x, position = self._text.embed(inputs)
+        for block in self._frozen_blocks:
+            x = block(x, attn_mask=self._text.mask(x))
+        return x, position
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """(N, L', width) and positions (N,) to unit-length embeddings (N, d)."""
+        x, position = activations
+        mask = self._text.mask(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return F.normalize(self._text.finish(x, position), dim=-1)
+
+
+def build_image_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
+    """The image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
+    visual = model.visual
+    if "image" not in config.towers or config.placement == "head":
+        return HeadTower(model.encode_image, visual, width, config if "image" in config.towers else None)
+    if isinstance(visual, VisionTransformer):
+        return ImageTransformerTower(visual, config)
+    if isinstance(visual, ModifiedResNet):
+        return ResNetTower(visual, config)
+    raise ModelError(
+        f"Low-rank parameters inside an image tower of type {type(visual).__name__} are not supported. "
+        "Use placement='head', which works for every model."
+    )
+
+
+def build_text_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
+    """The text tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
+    text = TextEncoder(model)
+    if "text" not in config.towers or config.placement == "head":
+        return HeadTower(text, text.owner, width, config if "text" in config.towers else None)
+    return TextTransformerTower(text, config)
