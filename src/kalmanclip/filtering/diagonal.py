@@ -1,0 +1,88 @@
+"""Independent parameters: the belief the paper uses, linear in their number (Chang et al. 2022)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kalmanclip.errors import ConfigError
+from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
+from kalmanclip.filtering.linalg import check_finite, whiten
+
+UPDATES = ("covariance", "precision")
+
+
+class Diagonal(Belief, kind="diagonal"):
+    """Sigma = diag(s).
+
+    The exact posterior is not diagonal, and there are two ways to make it so:
+
+    - "covariance" (fdekf) keeps the diagonal of the posterior covariance: `s - lam diag(K H Sigma)`;
+    - "precision" (vdekf) keeps the diagonal of the posterior precision: `1 / (1/s + lam diag(H^T R^-1 H))`.
+      Its variances are the smaller ones: it takes every other parameter as known.
+
+    Attributes:
+        mean: mu (n,).
+        s: the variances (n,), all positive.
+        update: "covariance" or "precision".
+    """
+
+    def __init__(self, mean: Tensor, s: Tensor, update: str = "covariance") -> None:
+        super().__init__(mean)
+        if update not in UPDATES:
+            raise ConfigError(f"unknown diagonal update {update!r}; choose one of {', '.join(UPDATES)}")
+        if s.shape != mean.shape:
+            raise ConfigError(f"the variances must be of shape {tuple(mean.shape)}, not {tuple(s.shape)}")
+        self.s = s
+        self.update = update
+
+    @classmethod
+    def prior(cls, mean: Tensor, variance: float | Tensor, update: str = "covariance") -> "Diagonal":
+        """Make the belief; `update` says how the posterior is made diagonal again."""
+        return cls(mean, prior_variance(mean, variance), update)
+
+    def inflate(self, q: float) -> None:
+        """Add process noise: `s += q`."""
+        check_inflation(q)
+        if q:
+            self.s.add_(q)
+
+    def times(self, H: Tensor) -> Tensor:
+        """Return `H Sigma` (m, n): column i scaled by s_i."""
+        return H * self.s
+
+    def variance(self, J: Tensor) -> Tensor:
+        """Return `diag(J Sigma J^T)` (m,)."""
+        return J.square() @ self.s
+
+    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+        """Shrink every variance by a factor in (0, 1]; see the class for the two updates."""
+        if self.update == "covariance":
+            # diag(K H Sigma) = s * diag(K H), so the update is a factor 1 - lam diag(K H). Exactly,
+            # 0 <= diag(K H) < 1; rounding can push it to 1 or beyond, where the variance would vanish or turn
+            # negative. A factor below the rounding error of 1 cannot be told from 0, so it stops there.
+            fraction = (K.mT * H).sum(0)
+            factor = (1 - lam * fraction).clamp(torch.finfo(H.dtype).eps, 1)
+        else:
+            information = whiten(R, H).square_().sum(0)
+            factor = 1 / (1 + lam * self.s * information)
+        # However often it shrinks, a variance never underflows to zero: it could not be divided by any more.
+        s = (self.s * factor).clamp_min(torch.finfo(H.dtype).tiny)
+        self.s = check_finite(s, "the updated variance")
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw parameter vectors (count, n)."""
+        return self.mean + self.s.sqrt() * self._noise(count, generator)
+
+    def marginal_variance(self) -> Tensor:
+        """Return the variances (n,)."""
+        return self.s.clone()
+
+    def _state(self) -> dict[str, Tensor]:
+        # The update is part of the state: as its position in UPDATES, since a file of tensors holds no words.
+        return {"mean": self.mean, "s": self.s, "update": torch.tensor(UPDATES.index(self.update))}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> "Diagonal":
+        """Rebuild the belief from `state_dict`."""
+        return cls(state["mean"], state["s"], UPDATES[int(state["update"])])

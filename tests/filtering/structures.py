@@ -1,0 +1,114 @@
+"""Every covariance structure next to the dense algebra that it must agree with.
+
+A new structure needs one more entry in `STRUCTURES`: how to make one with an arbitrary state, what its
+covariance is, written out, and what its covariance should be after an observation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, LowRank
+
+
+@dataclass(frozen=True)
+class Structure:
+    name: str
+    make: Callable[[Tensor, torch.Generator], Belief]
+    covariance: Callable[[Belief], Tensor]
+    posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor]  # of (Sigma, H, R, lam), all dense
+    least_noise: float = 1e-9  # how precise observations may be in float32, against a prior of about 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def normal(*size: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+def positive_definite(size: int, generator: torch.Generator) -> Tensor:
+    root = normal(size, size, generator=generator)
+    return root @ root.mT / size + 0.1 * torch.eye(size, dtype=torch.float64)
+
+
+def groups_of(n: int) -> list[int]:
+    """Blocks of 1, 2, 3, 1, 2, 3, ... parameters."""
+    groups: list[int] = []
+    while sum(groups) < n:
+        groups.append(min(1 + len(groups) % 3, n - sum(groups)))
+    return groups
+
+
+def decremented(Sigma: Tensor, H: Tensor, R: Tensor, lam: float) -> Tensor:
+    return Sigma - lam * Sigma @ H.mT @ torch.linalg.inv(H @ Sigma @ H.mT + R) @ H @ Sigma
+
+
+def informed(Sigma: Tensor, H: Tensor, R: Tensor, lam: float) -> Tensor:
+    return torch.linalg.inv(torch.linalg.inv(Sigma) + lam * H.mT @ torch.linalg.inv(R) @ H)
+
+
+def blocks(matrix: Tensor) -> Tensor:
+    mask = torch.block_diag(*[torch.ones(size, size) for size in groups_of(matrix.shape[0])])
+    return matrix * mask.to(matrix)
+
+
+def _diagonal(update: str) -> Callable[[Tensor, torch.Generator], Belief]:
+    def make(mean: Tensor, generator: torch.Generator) -> Belief:
+        s = torch.rand(len(mean), generator=generator, dtype=torch.float64) + 0.1
+        return Diagonal(mean, s, update)
+
+    return make
+
+
+def _block(mean: Tensor, generator: torch.Generator) -> Belief:
+    roots = [torch.linalg.cholesky(positive_definite(size, generator)) for size in groups_of(len(mean))]
+    return BlockDiagonal(mean, roots)
+
+
+def _low_rank(mean: Tensor, generator: torch.Generator) -> Belief:
+    n = len(mean)
+    d = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
+    return LowRank(mean, d, normal(n, n, generator=generator))  # of full rank, so that nothing is truncated
+
+
+def _precision_of(belief: Belief) -> Tensor:
+    return torch.diag(belief.d.double()) + belief.W.double() @ belief.W.double().mT
+
+
+STRUCTURES = [
+    Structure(
+        "dense",
+        lambda mean, g: Dense(mean, positive_definite(len(mean), g)),
+        lambda belief: belief.covariance.clone(),
+        decremented,
+        least_noise=1e-5,
+    ),
+    Structure(
+        "block",
+        _block,
+        lambda belief: torch.block_diag(*[L @ L.mT for L in belief.factors]),
+        lambda *args: blocks(decremented(*args)),
+    ),
+    Structure("low_rank", _low_rank, lambda belief: torch.linalg.inv(_precision_of(belief)), informed),
+    Structure(
+        "diagonal-covariance",
+        _diagonal("covariance"),
+        lambda belief: torch.diag(belief.s),
+        lambda *args: torch.diag(decremented(*args).diagonal()),
+    ),
+    Structure(
+        "diagonal-precision",
+        _diagonal("precision"),
+        lambda belief: torch.diag(belief.s),
+        lambda *args: torch.diag(1 / torch.linalg.inv(informed(*args)).diagonal()),
+    ),
+]
+
+
+def cast(belief: Belief, like: Tensor) -> Belief:
+    """The same belief in the dtype and on the device of another tensor, through its state."""
+    state = {k: v.to(like) if v.is_floating_point() else v for k, v in belief.state_dict().items()}
+    return type(belief).from_state(state)
