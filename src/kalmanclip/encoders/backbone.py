@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,16 +23,13 @@ import open_clip
 import torch
 from open_clip.pretrained import get_pretrained_cfg
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from kalmanclip.errors import ModelError
 
 TINY = "tiny"
 _TINY_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
 open_clip.add_model_config(_TINY_FOLDER / "tiny.json")  # from here on 'tiny' is an ordinary open_clip architecture
-
-# open_clip logs each stage of building a model on the root logger; only its problems are of interest
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,34 @@ def load_backbone(name: str = TINY, device: str | torch.device = "cpu") -> Backb
         raise ModelError(_explain(name, architecture, weights, problem)) from problem
     _require_weights(name, architecture, weights)
     model.eval().requires_grad_(False)
-    return Backbone(name, model, preprocess, tokenizer)
+    return Backbone(name, model, _Preprocess(preprocess), tokenizer)
+
+
+class _Preprocess:
+    """open_clip's preprocessing, after thin strips have lost what its centre crop would throw away anyway.
+
+    Resizing the *short* side first would blow a 1 x 10,000 image up to over a hundred million pixels.
+    """
+
+    widest = 8  # sides in a larger proportion are cropped; far enough from the centre not to touch the result
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+        self.crops = any(type(step).__name__ == "CenterCrop" for step in getattr(transform, "transforms", []))
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        width, height = image.size
+        if self.crops and max(width, height) > self.widest * min(width, height):
+            # an even number of pixels goes, half on either side, so that the centre stays where it was
+            cut = (max(width, height) - self.widest * min(width, height)) // 2
+            dx, dy = (cut, 0) if width > height else (0, cut)
+            image = image.crop((dx, dy, width - dx, height - dy))
+        return self.transform(image)
+
+
+def architecture_of(name: str) -> str:
+    """The open_clip architecture (or scheme) that a backbone's name stands for."""
+    return _parse(name)[0]
 
 
 def _parse(name: str) -> tuple[str, str | None]:
@@ -152,8 +176,6 @@ def _parse(name: str) -> tuple[str, str | None]:
 
 
 def _closest(word: str, choices: list[str]) -> str:
-    import difflib
-
     near = difflib.get_close_matches(word, choices, n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
 

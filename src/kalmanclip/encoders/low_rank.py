@@ -39,7 +39,7 @@ class LowRankConfig:
     towers: tuple[str, ...] = ("image", "text")
     targets: tuple[str, ...] = ("q", "k", "v")
     last_blocks: int | None = None
-    rank: int = 8
+    rank: int = 16
     scale: float = 1.0
     seed: int = 0
 
@@ -112,16 +112,12 @@ class LowRank(nn.Module):
         """Maps x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
         if self.sink.recording:
             return _RecordedLowRank.apply(x, self.A, self.B, self)
-        return _expand(x @ (self.A.T * self.scale), self.B)
+        return x @ (self.A.T * self.scale) @ _block_diagonal(self.B).T
 
 
-def _expand(h: Tensor, B: Tensor) -> Tensor:
-    """``h`` (..., g r) through ``B`` (g, d_out, r) to (..., g d_out)."""
-    groups, d_out, r = B.shape
-    if groups == 1:
-        return h @ B[0].T
-    out = torch.matmul(h.unflatten(-1, (groups, 1, r)), B.mT).squeeze(-2)
-    return out.flatten(-2)
+def _block_diagonal(B: Tensor) -> Tensor:
+    """``B`` (g, d_out, r) as one matrix (g d_out, g r), so that one product serves all groups."""
+    return B[0] if len(B) == 1 else torch.block_diag(*B)
 
 
 class _RecordedLowRank(torch.autograd.Function):
@@ -135,21 +131,19 @@ class _RecordedLowRank(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, A: Tensor, B: Tensor, layer: LowRank) -> Tensor:
         h = x @ (A.T * layer.scale)
-        ctx.save_for_backward(x, h, A, B)
+        wide = _block_diagonal(B)
+        ctx.save_for_backward(x, h, A, wide)
         ctx.layer = layer
-        return _expand(h, B)
+        return h @ wide.T
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
-        x, h, A, B = ctx.saved_tensors
+        x, h, A, wide = ctx.saved_tensors
         layer: LowRank = ctx.layer
-        groups, d_out, r = B.shape
-        lead = x.shape[:-1]
-        g = grad.reshape(*lead, groups, d_out)
-        gB = (torch.einsum("...gd,gdr->...gr", g, B) * layer.scale).flatten(-2)  # (N, [t,] g r)
-        target = layer.sink.target
-        if target is not None:
-            _write_products(target, layer.start, x, h, g, gB)
+        gB = grad @ (wide * layer.scale)  # (N, [t,] g r)
+        if layer.sink.target is not None:
+            g = grad.unflatten(-1, (len(layer.B), -1))
+            _write_products(layer.sink.target, layer.start, x, h, g, gB)
         return (gB @ A if ctx.needs_input_grad[0] else None), None, None, None
 
 

@@ -1,0 +1,161 @@
+"""Adapter folders: a belief on disk, bound to its backbone.
+
+A folder holds ``adapter.json`` (what everything means) and one ``belief-<hash>.safetensors`` (mean, covariance, noise).
+The tensors are written first, under a name that carries their hash; then ``adapter.json``, which points to them, replaces
+the old one in one step; then the old tensors go. Whenever the machine stops, the folder holds a complete adapter: the old
+one or the new one. Nothing in it can execute on load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import kalmanclip
+from kalmanclip.config import from_dict, to_dict
+from kalmanclip.encoders import Backbone
+from kalmanclip.errors import AdapterError, ConfigError
+from kalmanclip.files import atomic_path, read_json, sha256_of, write_json_atomic
+from kalmanclip.filtering import KalmanFilter, ObservationNoise, restore_belief
+from kalmanclip.methods import Kalman, KalmanConfig
+
+FORMAT = "kalmanclip-adapter"
+VERSION = 1
+DESCRIPTION = "adapter.json"
+
+
+def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | None = None) -> Path:
+    """Writes a fitted method to ``folder`` (created if need be); an adapter already there is replaced.
+
+    Args:
+        folder: where to.
+        method: fitted at least once.
+        notes: whatever else should be remembered (JSON values), e.g. how far an interrupted fit has come.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    if method.filter is None:
+        raise AdapterError("There is nothing to save: fit first.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise AdapterError(
+            f"Cannot create the adapter folder {folder}: {problem.strerror}. Choose a place you may write to."
+        ) from problem
+    tensors = {f"belief.{k}": v.cpu() for k, v in method.filter.belief.state_dict().items()}
+    tensors |= {f"noise.{k}": v.cpu() for k, v in method.filter.noise.state_dict().items()}
+    file, digest = _write_tensors(folder, tensors)
+    description = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kalmanclip": kalmanclip.__version__,
+        "backbone": {"name": method.backbone.name, "hash": method.backbone.hash},
+        "class_names": method.class_names,
+        "templates": list(method.templates),
+        "config": to_dict(method.config),
+        "steps": method.filter.steps,
+        "skipped": method.filter.skipped,
+        "tensors": {"file": file, "sha256": digest},
+        "notes": notes or {},
+    }
+    write_json_atomic(folder / DESCRIPTION, description, AdapterError)
+    for old in folder.glob("belief-*.safetensors"):
+        if old.name != file:
+            old.unlink(missing_ok=True)
+    return folder
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> tuple[str, str]:
+    """Writes the tensors under a name made of their hash; returns the name and the hash."""
+    draft = folder / "belief.safetensors"
+    with atomic_path(draft, AdapterError) as temporary:
+        save_file(tensors, temporary)
+    digest = sha256_of(draft, AdapterError)
+    name = f"belief-{digest[:16]}.safetensors"
+    draft.replace(folder / name)
+    return name, digest
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """What ``adapter.json`` says, checked for format and version but not against the tensors."""
+    folder = Path(folder)
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise AdapterError(
+            f"{folder} is not an adapter folder: it has no {DESCRIPTION}. "
+            "Give the folder that `kalmanclip fit` wrote (its option -o)."
+        )
+    description = read_json(path, AdapterError)
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise AdapterError(f"{path} does not describe a kalmanclip adapter.")
+    if description.get("version") != VERSION:
+        raise AdapterError(
+            f"{path} has format version {description.get('version')!r}; this kalmanclip reads version {VERSION}. "
+            "Install the kalmanclip version named in the file, or fit again."
+        )
+    missing = sorted({"backbone", "class_names", "templates", "config", "tensors"} - set(description))
+    if missing:
+        raise AdapterError(f"{path} is damaged: {', '.join(missing)} missing. Fit again, or restore a copy.")
+    return description
+
+
+def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[str, Any]]:
+    """Reads an adapter back onto its backbone.
+
+    Returns:
+        The fitted method and the whole description.
+
+    Raises:
+        AdapterError: missing, damaged, of another version, or made for another backbone.
+    """
+    folder = Path(folder)
+    description = read_description(folder)
+    wanted = description["backbone"]
+    if wanted.get("hash") != backbone.hash:
+        raise AdapterError(
+            f"The adapter {folder} was made for backbone {wanted.get('name')!r} with weights "
+            f"{str(wanted.get('hash'))[:12]}..., but {backbone.name!r} has weights {backbone.hash[:12]}.... "
+            f"Load it with model={wanted.get('name')!r}, or fit again on this backbone."
+        )
+    tensors = _read_tensors(folder, description["tensors"])
+    method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError))
+    parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}}
+    for name, tensor in tensors.items():
+        part, _, key = name.partition(".")
+        parts[part][key] = tensor.to(backbone.device)
+    mean = parts["belief"].get("mean")
+    if mean is None or mean.shape != method.encoder.theta.shape:
+        raise AdapterError(f"The adapter {folder} is damaged: its mean does not fit its configuration.")
+    with torch.no_grad():
+        method.encoder.theta.copy_(mean)
+    parts["belief"]["mean"] = method.encoder.theta  # the belief's mean *is* the model's parameters
+    try:
+        belief = restore_belief(method.config.belief, parts["belief"])
+        noise = ObservationNoise.from_state(method.config.noise, parts["noise"])
+    except ConfigError as problem:
+        raise AdapterError(f"The adapter {folder} is damaged: {problem}.") from problem
+    method.filter = KalmanFilter(belief, noise, method.config.filter)
+    method.filter.steps = description.get("steps", 0)
+    method.filter.skipped = description.get("skipped", 0)
+    method.set_classes(description["class_names"], description["templates"])
+    return method, description
+
+
+def _read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:
+    path = folder / Path(entry["file"]).name  # the name alone: a description cannot point outside its folder
+    advice = "Fit again, or restore a copy of the folder."
+    if not path.is_file():
+        raise AdapterError(f"The adapter {folder} is damaged: {path.name} is missing. {advice}")
+    if sha256_of(path, AdapterError) != entry["sha256"]:
+        raise AdapterError(f"The adapter {folder} is damaged: {path.name} is not what was saved. {advice}")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as problem:
+        raise AdapterError(f"The adapter {folder} is damaged: {path.name}: {problem}. {advice}") from problem

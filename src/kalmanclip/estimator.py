@@ -1,0 +1,213 @@
+"""The front door in Python: scikit-learn's habits over the Kalman filter."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from kalmanclip.adapter import load_adapter, read_description, save_adapter
+from kalmanclip.data import (
+    DEFAULT_TEMPLATES,
+    FewShotTask,
+    LabelledImages,
+    from_lists,
+    read_folder,
+    read_images,
+    sample_shots,
+    validate_templates,
+)
+from kalmanclip.data.images import ImageSource
+from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.errors import ConfigError
+from kalmanclip.export import export_model
+from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, silent
+
+Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
+"""A folder, labelled images, or a list of paths, PIL images or arrays."""
+
+
+class KalmanCLIP:
+    """A CLIP classifier fine-tuned from a few images per class by a Kalman filter.
+
+    >>> clf = KalmanCLIP("tiny").fit("photos/")            # photos/cat/*.jpg, photos/dog/*.jpg
+    >>> clf.predict(["new.jpg"])
+    >>> clf.partial_fit("more_photos/")                    # goes on filtering
+    >>> clf.save("pets.adapter"); KalmanCLIP.load("pets.adapter")
+
+    Args:
+        model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one.
+        config: the options; default `KalmanConfig()`.
+        templates: prompt templates with one ``{}`` for the class name; several are averaged.
+        device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
+        **options: single options of `KalmanConfig`, e.g. ``epochs=5, seed=1``.
+    """
+
+    def __init__(
+        self,
+        model: str | Backbone = "tiny",
+        config: KalmanConfig | None = None,
+        *,
+        templates: Sequence[str] = DEFAULT_TEMPLATES,
+        device: str | torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        try:
+            self.config = dataclasses.replace(config or KalmanConfig(), **options)
+        except TypeError as problem:
+            known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
+            raise ConfigError(f"{problem}. Known options: {known}.") from problem
+        self.templates = validate_templates(templates)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        backbone = model if isinstance(model, Backbone) else load_backbone(model, device)
+        self.method = Kalman(backbone, self.config)
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def classes_(self) -> list[str]:
+        """The class names, in the order of the columns of `predict_proba`."""
+        return self.method.class_names
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen CLIP."""
+        return self.method.backbone
+
+    def set_classes(self, class_names: Sequence[str]) -> KalmanCLIP:
+        """Names the classes without learning. Before `fit` this is the zero-shot classifier."""
+        self.method.set_classes(class_names, self.templates)
+        return self
+
+    def fit(
+        self,
+        images: Images,
+        labels: Iterable[Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        *,
+        shots: int | None = None,
+        progress: Progress = silent,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> KalmanCLIP:
+        """Learns from labelled images, from scratch.
+
+        Args:
+            images: a folder of class folders, `LabelledImages`, or a list of paths, PIL images or arrays.
+            labels: one per image, names or numbers, where ``images`` is a list.
+            class_names: what numeric labels mean.
+            shots: use only so many images of each class, drawn with the seed.
+            progress: called as ``progress(stage, done, total)``.
+            after_epoch: called after each pass with the number of finished passes; saving there makes a fit resumable.
+        """
+        train = sample_shots(_labelled(images, labels, class_names), shots, self.config.seed)
+        self.method = Kalman(self.backbone, self.config)
+        self.method.set_classes(train.class_names, self.templates)
+        self.method.update(train, self.config.epochs, progress, after_epoch)
+        return self
+
+    def partial_fit(
+        self,
+        images: Images,
+        labels: Iterable[Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        *,
+        epochs: int = 1,
+        progress: Progress = silent,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> KalmanCLIP:
+        """Goes on filtering with more images: the posterior so far is the prior now.
+
+        Classes not seen before are added. Without `fit` before it, it starts from the prior.
+        """
+        new = _labelled(images, labels, class_names, known=self.classes_)
+        names = self.classes_ + [n for n in new.class_names if n not in self.classes_]
+        if names != self.classes_:
+            self.set_classes(names)
+        renumbered = [names.index(new.class_names[label]) for label in new.labels]
+        self.method.update(LabelledImages(new.sources, renumbered, names), epochs, progress, after_epoch)
+        return self
+
+    def predict_proba(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
+        """Class probabilities (N, C) at the mean of the belief."""
+        return self.method.logits(_sources(images), progress).softmax(dim=1).numpy()
+
+    def predict(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
+        """The most probable class name of each image, (N,)."""
+        return np.array(self.classes_)[self.predict_proba(images, progress=progress).argmax(axis=1)]
+
+    def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitBelief:
+        """Mean and standard deviation (N, C) of the logits under the belief."""
+        return self.method.logit_belief(_sources(images), progress)
+
+    def score(
+        self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent
+    ) -> float:
+        """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
+        test = _labelled(images, labels, self.classes_, known=self.classes_)
+        logits = self.method.logits(test.sources, progress)
+        return float((logits.argmax(dim=1) == torch.tensor(test.labels)).float().mean())
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the whole state (belief, noise, classes, options) to an adapter folder."""
+        return save_adapter(Path(folder), self.method, self.notes)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        model: str | Backbone | None = None,
+        *,
+        device: str | torch.device | None = None,
+    ) -> KalmanCLIP:
+        """Reads an adapter folder.
+
+        Args:
+            folder: what `save` wrote.
+            model: the backbone, where it is not to be had by the name in the adapter.
+            device: as in the constructor.
+        """
+        description = read_description(folder)
+        estimator = cls(model or description["backbone"]["name"], templates=description["templates"], device=device)
+        estimator.method, description = load_adapter(folder, estimator.backbone)
+        estimator.config = estimator.method.config
+        estimator.notes = description.get("notes", {})
+        return estimator
+
+    def merge(self) -> torch.nn.Module:
+        """A plain open_clip model with the mean of the belief folded into its weights."""
+        return self.method.encoder.merged()
+
+    def export(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the merged model as a folder that open_clip loads by itself (``local-dir:``)."""
+        return export_model(Path(folder), self.merge(), self.backbone.name, self.classes_, self.templates)
+
+
+def _labelled(
+    images: Images,
+    labels: Iterable[Any] | None,
+    class_names: Sequence[str] | None,
+    known: Sequence[str] = (),
+) -> LabelledImages:
+    """Whatever a user may give, as labelled images."""
+    if isinstance(images, LabelledImages):
+        return images
+    if labels is not None:
+        if isinstance(images, (str, os.PathLike)):
+            raise ConfigError("labels go with a list of images; a folder's labels are its class folders.")
+        return from_lists(images, labels, class_names or (known or None))
+    if isinstance(images, (str, os.PathLike)):
+        return read_folder(images, class_names)
+    raise ConfigError("A list of images needs labels: give one label per image, or a folder of class folders.")
+
+
+def _sources(images: Images) -> list[ImageSource]:
+    """Whatever a user may give, as a list of images without labels."""
+    if isinstance(images, LabelledImages):
+        return images.sources
+    if isinstance(images, (str, os.PathLike)):
+        return list(read_images(images))
+    return list(images)

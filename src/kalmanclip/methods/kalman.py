@@ -1,0 +1,256 @@
+"""The paper's method: a Kalman filter over low-rank parameters of both towers of a frozen CLIP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kalmanclip.data import FewShotTask, LabelledImages, class_prompts, image_batches
+from kalmanclip.data.images import ImageSource
+from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig, SimilarityJacobian
+from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.errors import ConfigError, DataError, NumericalError
+from kalmanclip.filtering import FilterConfig, KalmanFilter, NoiseConfig, ObservationNoise, Step, make_belief
+from kalmanclip.methods.base import Progress, silent
+from kalmanclip.observation import make_likelihood, observe
+
+ENCODE_BATCH = 64
+"""Images per forward pass where no derivatives are needed."""
+
+
+@dataclass(frozen=True)
+class KalmanConfig:
+    """Everything that can be chosen about the method; the defaults are the preset ``default``.
+
+    Attributes:
+        low_rank: where the parameters sit.
+        observation: what the filter sees, see `kalmanclip.observation`.
+        observation_options: what that observation takes, e.g. ``{"top": 20}`` for 'bounded'.
+        belief: structure of the covariance, see `kalmanclip.filtering`.
+        belief_options: what that structure takes, e.g. ``{"rank": 20}`` for 'low_rank'.
+        filter: ``alpha``, ``q``, what is regulated.
+        noise: ``beta``, method 1 or 2, ``R_0``, structure.
+        prior_std: how far, in units of cosine similarity, a matched similarity may move under the prior (one standard
+            deviation); the variance of the parameters follows from the first batch's Jacobian.
+        prior_variance: the parameters' variance itself; overrides ``prior_std``.
+        epochs: passes over the images.
+        batch_size: images per step.
+        seed: of the order of the images and of the low-rank start.
+    """
+
+    low_rank: LowRankConfig = field(default_factory=LowRankConfig)
+    observation: str = "bounded"
+    observation_options: dict[str, Any] = field(default_factory=dict)
+    belief: str = "diagonal"
+    belief_options: dict[str, Any] = field(default_factory=lambda: {"update": "precision"})
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(structure="exchangeable"))
+    prior_std: float = 0.3
+    prior_variance: float | None = None
+    epochs: int = 5
+    batch_size: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        make_likelihood(self.observation, **self.observation_options)  # an unknown name is an error here, not in the middle of a run
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("prior_std", "prior_variance"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+
+
+class LogitBelief(NamedTuple):
+    """The Gaussian that the belief over the parameters implies for logits, linearised at the mean.
+
+    Attributes:
+        mean: (N, C).
+        std: (N, C), the marginal standard deviations.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+
+class Kalman:
+    """A CLIP classifier whose low-rank parameters carry a Gaussian belief.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options.
+
+    Attributes:
+        encoder: the adapted towers; ``encoder.theta`` is the mean of the belief.
+        filter: the Kalman filter, None before the first image is seen.
+        history: one record per step.
+    """
+
+    def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
+        self.backbone = backbone
+        self.config = config or KalmanConfig()
+        self.encoder = DualEncoder(backbone, self.config.low_rank)
+        self.filter: KalmanFilter | None = None
+        self.history: list[Step] = []
+        self.class_names: list[str] = []
+        self.templates: tuple[str, ...] = ()
+        self._texts: Activations = ()
+
+    def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
+        """Names the classes. Parameters belong to no class, so classes can be added or renamed at any time."""
+        self.class_names, self.templates = list(class_names), tuple(templates)
+        prompts = [prompt for group in class_prompts(self.templates, self.class_names) for prompt in group]
+        self._texts = self.encoder.text.prefix(self.encoder.tokenize(prompts))
+
+    def fit(self, task: FewShotTask, progress: Progress = silent) -> list[Step]:
+        """Filters ``config.epochs`` passes over the training images, starting from the prior."""
+        self.encoder = DualEncoder(self.backbone, self.config.low_rank)
+        self.filter, self.history = None, []
+        self.set_classes(task.class_names, task.templates)
+        return self.update(task.train, self.config.epochs, progress)
+
+    def update(
+        self,
+        images: LabelledImages,
+        epochs: int = 1,
+        progress: Progress = silent,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> list[Step]:
+        """Goes on filtering: the current posterior is the prior of what comes now.
+
+        Args:
+            images: labelled by the classes set before.
+            epochs: passes over them.
+            progress: told about decoding and filtering.
+            after_epoch: called with the number of finished passes after each.
+
+        Returns:
+            The records of the steps taken.
+
+        Raises:
+            NumericalError: every single step had to be skipped.
+        """
+        if not len(images):
+            raise DataError("There are no images to learn from.")
+        store = self._store(images, progress)
+        labels = torch.tensor(images.labels, device=self.backbone.device)
+        size = self.config.batch_size
+        steps = epochs * math.ceil(len(images) / size)
+        records: list[Step] = []
+        for epoch in range(epochs):
+            for batch in self._order(len(images)).split(size):
+                records.append(self._step(store[batch], labels[batch.to(labels.device)]))
+                progress("filtering", len(records), steps)
+            if after_epoch is not None:
+                after_epoch(epoch + 1)
+        self.history += records
+        if all(r.skipped for r in records):
+            raise NumericalError(
+                f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
+                "Try a smaller prior_std, or another observation."
+            )
+        return records
+
+    def _order(self, count: int) -> Tensor:
+        """A fresh order for each pass, given by the seed and by how far the filter has come (so resuming repeats it)."""
+        taken = 0 if self.filter is None else self.filter.steps
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + taken)
+        return torch.randperm(count, generator=generator)
+
+    def _step(self, images: Activations, labels: Tensor) -> Step:
+        if self.filter is None:
+            self.filter = self._prior(images, labels)
+        likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
+        return self.filter.step(
+            lambda mu: observe(self.encoder, likelihood, images, labels, self._texts, len(self.templates))
+        )
+
+    def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
+        """The filter before it has seen anything: ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
+        variance = self.config.prior_variance
+        if variance is None:
+            seen = observe(
+                self.encoder, make_likelihood("cosine"), images, labels, self._texts, len(self.templates)
+            )
+            spread = seen.H.square().sum(dim=1).mean().item()  # mean diag(H H^T)
+            if not (math.isfinite(spread) and spread > 0):
+                raise NumericalError(
+                    f"The similarities of the first batch do not respond to the parameters (mean squared Jacobian {spread}). "
+                    "Check the backbone's weights."
+                )
+            variance = self.config.prior_std**2 / spread
+        options = dict(self.config.belief_options)
+        if self.config.belief == "block":
+            options.setdefault("groups", self.encoder.groups)
+        belief = make_belief(self.config.belief, self.encoder.theta, variance, **options)
+        return KalmanFilter(belief, ObservationNoise(self.config.noise), self.config.filter)
+
+    def _store(self, images: LabelledImages, progress: Progress) -> ActivationStore:
+        """The frozen activations of the training images."""
+        store = ActivationStore(
+            self.encoder.image.prefix,
+            lambda indices: self._decode([images.sources[i] for i in indices]),
+            len(images),
+        )
+        for done in store.fill():
+            progress("reading images", done, len(images))
+        return store
+
+    def _decode(self, sources: Iterable[ImageSource]) -> Iterator[Tensor]:
+        """Preprocessed batches (B, 3, h, w) on the model's device."""
+        for batch in image_batches(sources, self.backbone.preprocess, ENCODE_BATCH):
+            yield batch.to(self.backbone.device, self.backbone.dtype)
+
+    @torch.no_grad()
+    def _class_embeddings(self) -> Tensor:
+        if not self.class_names:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        return self.encoder.encode_texts(self._texts, len(self.templates))
+
+    def _each_batch(
+        self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
+    ) -> list[Any]:
+        sources = list(images)
+        scores, done = [], 0
+        for batch in self._decode(sources):
+            scores.append(score(self.encoder.image.prefix(batch)))
+            done += len(batch)
+            progress("reading images", done, len(sources))
+        return scores
+
+    @torch.no_grad()
+    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
+        """Similarities over tau at the mean of the belief, (N, C) on the CPU."""
+        T = self._class_embeddings()
+        scores = self._each_batch(images, lambda a: self.encoder.encode_images(a) @ T.mT, progress)
+        scale = self.backbone.logit_scale
+        return scale * torch.cat(scores).cpu() if scores else torch.empty(0, len(self.class_names))
+
+    def logit_belief(self, images: Iterable[ImageSource], progress: Progress = silent) -> LogitBelief:
+        """Mean and standard deviation of the logits under the belief, ``J Sigma J^T`` linearised at the mean."""
+        if self.filter is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        pairs = self._each_batch(images, self._linearised, progress)
+        empty = torch.empty(0, len(self.class_names))
+        if not pairs:
+            return LogitBelief(empty, empty)
+        return LogitBelief(*(torch.cat(column).cpu() for column in zip(*pairs, strict=True)))
+
+    def _linearised(self, activations: Activations) -> tuple[Tensor, Tensor]:
+        assert self.filter is not None
+        C, scale = len(self.class_names), self.backbone.logit_scale
+        means, stds = [], []
+        for i in range(len(activations[0])):  # image by image: C rows of n derivatives at a time
+            jacobian = SimilarityJacobian(
+                self.encoder, tuple(t[i : i + 1] for t in activations), self._texts, len(self.templates)
+            )
+            rows = jacobian.rows(torch.eye(C).to(jacobian.S).unsqueeze(0))
+            means.append(scale * jacobian.S)
+            stds.append(scale * self.filter.belief.variance(rows).clamp_min(0).sqrt().unsqueeze(0))
+        return torch.cat(means), torch.cat(stds)

@@ -1,0 +1,60 @@
+"""How a batch becomes ``(y, y_hat, H)``: one file per observation, all behind one contract (`Likelihood`).
+
+| name | output per image | target | negatives |
+| --- | --- | --- | --- |
+| ``cosine`` | similarity with its own text (the paper to the letter) | 1 | none |
+| ``contrastive`` | probability of its own text among the batch's | 1 | the batch's other texts |
+| ``classes`` | probability of its own class | 1 | all other classes |
+| ``pairwise`` | similarities with all texts of the batch (the paper's ``flatten``) | identity | the batch's other texts |
+| ``log_likelihood`` | log-probability of its own class | 0 | all other classes |
+| ``categorical`` | probabilities of all classes, whitened; ``R`` from the model | one-hot | all other classes |
+| ``bounded`` | the same with bounded curvature, for the ``top`` most similar classes | one-hot | the nearest classes |
+"""
+
+from typing import Any
+
+from kalmanclip.errors import ConfigError
+from kalmanclip.observation.bounded import BoundedCategorical
+from kalmanclip.observation.categorical import Categorical
+from kalmanclip.observation.cosine import Cosine
+from kalmanclip.observation.likelihood import Likelihood, Terms
+from kalmanclip.observation.log_likelihood import LogLikelihood
+from kalmanclip.observation.matched import Classes, Contrastive
+from kalmanclip.observation.observe import observe
+from kalmanclip.observation.pairwise import Pairwise
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "cosine": Cosine,
+    "contrastive": Contrastive,
+    "classes": Classes,
+    "pairwise": Pairwise,
+    "log_likelihood": LogLikelihood,
+    "categorical": Categorical,
+    "bounded": BoundedCategorical,
+}
+
+
+def make_likelihood(name: str, **options: Any) -> Likelihood:
+    """The observation of that name, with its options (only ``bounded`` has one: ``top``)."""
+    if name not in LIKELIHOODS:
+        raise ConfigError(f"Unknown observation {name!r}. Choose one of: {', '.join(LIKELIHOODS)}.")
+    try:
+        return LIKELIHOODS[name](**options)
+    except TypeError as problem:
+        raise ConfigError(f"The observation {name!r} does not take these options: {problem}.") from problem
+
+
+__all__ = [
+    "LIKELIHOODS",
+    "BoundedCategorical",
+    "Categorical",
+    "Classes",
+    "Contrastive",
+    "Cosine",
+    "Likelihood",
+    "LogLikelihood",
+    "Pairwise",
+    "Terms",
+    "make_likelihood",
+    "observe",
+]

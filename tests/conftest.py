@@ -1,0 +1,52 @@
+"""Small pictures, the embedded backbone, and the developer data where it is at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    from kalmanclip.encoders import load_backbone
+
+    return load_backbone("tiny")
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    if not SHARED.is_dir():
+        pytest.skip("the developer data (../shared/data) is not here")
+    return SHARED
+
+
+def shape_picture(shape: str, seed: int, size: int = 64) -> Image.Image:
+    """A circle, square or triangle of random colour and place on a noisy ground."""
+    rng = np.random.default_rng(seed)
+    ground = rng.integers(0, 80, (size, size, 3), dtype=np.uint8)
+    image = Image.fromarray(ground)
+    draw = ImageDraw.Draw(image)
+    x, y = rng.integers(8, 20, 2)
+    w = int(rng.integers(28, 40))
+    colour = tuple(int(c) for c in rng.integers(120, 255, 3))
+    if shape == "circle":
+        draw.ellipse((x, y, x + w, y + w), fill=colour)
+    elif shape == "square":
+        draw.rectangle((x, y, x + w, y + w), fill=colour)
+    else:
+        draw.polygon([(x, y + w), (x + w, y + w), (x + w // 2, y)], fill=colour)
+    return image
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory):
+    """shapes/{circle,square,triangle}/*.png, five of each."""
+    root = tmp_path_factory.mktemp("data") / "shapes"
+    for c, shape in enumerate(("circle", "square", "triangle")):
+        (root / shape).mkdir(parents=True)
+        for i in range(5):
+            shape_picture(shape, 100 * c + i).save(root / shape / f"{i}.png")
+    return root

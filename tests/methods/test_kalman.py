@@ -1,0 +1,198 @@
+"""The method: prior in observation units, order, regulation, uncertainty, every option end to end."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kalmanclip.data import FewShotTask, LabelledImages, read_folder
+from kalmanclip.encoders import LowRankConfig
+from kalmanclip.errors import ConfigError, DataError, NumericalError
+from kalmanclip.filtering import FilterConfig, NoiseConfig
+from kalmanclip.methods import Kalman, KalmanConfig
+from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
+
+QUICK = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
+
+
+@pytest.fixture(scope="module")
+def task(shapes):
+    return FewShotTask(read_folder(shapes))
+
+
+def fitted(tiny, task, config=QUICK):
+    method = Kalman(tiny, config)
+    method.fit(task)
+    return method
+
+
+@pytest.mark.parametrize("observation", list(LIKELIHOODS))
+def test_every_observation_runs(tiny, task, observation):
+    method = fitted(tiny, task, dataclasses.replace(QUICK, observation=observation))
+    assert len(method.history) == 2 * 4  # fifteen images: three batches of four and a short one
+    assert method.filter.skipped == 0
+    assert torch.isfinite(method.encoder.theta).all()
+    assert method.logits(task.train.sources).shape == (15, 3)
+
+
+@pytest.mark.parametrize(
+    ("belief", "options"),
+    [("diagonal", {}), ("diagonal", {"update": "precision"}), ("block", {}), ("low_rank", {"rank": 4}), ("dense", {})],
+)
+def test_every_belief_runs(tiny, task, belief, options):
+    config = dataclasses.replace(
+        QUICK, belief=belief, belief_options=options, low_rank=LowRankConfig(rank=1), epochs=1
+    )
+    method = fitted(tiny, task, config)
+    assert method.filter.skipped == 0
+    assert (method.filter.belief.marginal_variance() > 0).all()
+
+
+@pytest.mark.parametrize("observation", ["cosine", "bounded"])
+def test_parameters_inside_the_towers(tiny, task, observation):
+    config = dataclasses.replace(
+        QUICK, observation=observation, low_rank=LowRankConfig(placement="towers", last_blocks=1, rank=2), epochs=1
+    )
+    method = fitted(tiny, task, config)
+    assert method.filter.skipped == 0
+    assert method.encoder.n == 3 * 2 * (192 + 192) + 3 * 2 * (128 + 128)
+
+
+def test_it_learns_shapes(tiny, task):
+    before = Kalman(tiny, QUICK)
+    before.set_classes(task.class_names, task.templates)
+    labels = torch.tensor(task.train.labels)
+
+    def loss(method):
+        return torch.nn.functional.cross_entropy(method.logits(task.train.sources), labels).item()
+
+    method = fitted(tiny, task, KalmanConfig())
+    assert loss(method) < 0.5 * loss(before)
+
+
+def test_the_prior_is_in_units_of_similarity(tiny, task):
+    """mean diag(H Sigma_0 H^T) of the first batch's similarities is prior_std squared."""
+    method = Kalman(tiny, dataclasses.replace(QUICK, prior_std=0.17))
+    method.set_classes(task.class_names, task.templates)
+    store = method._store(task.train, lambda *a: None)
+    batch = torch.arange(4)
+    labels = torch.tensor(task.train.labels)[batch]
+    kalman = method._prior(store[batch], labels)
+    seen = observe(method.encoder, make_likelihood("cosine"), store[batch], labels, method._texts)
+    assert kalman.belief.project(seen.H).diagonal().mean().sqrt().item() == pytest.approx(0.17, rel=1e-4)
+
+
+def test_a_variance_can_be_given(tiny, task):
+    method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
+    method.set_classes(task.class_names, task.templates)
+    store = method._store(task.train, lambda *a: None)
+    kalman = method._prior(store[torch.arange(2)], torch.tensor([0, 0]))
+    assert kalman.belief.marginal_variance().unique().tolist() == pytest.approx([1e-3])
+
+
+def test_deterministic_given_a_seed(tiny, task):
+    one, two, other = (fitted(tiny, task, dataclasses.replace(QUICK, seed=s)) for s in (1, 1, 2))
+    assert torch.equal(one.encoder.theta, two.encoder.theta)
+    assert not torch.allclose(one.encoder.theta, other.encoder.theta)
+
+
+def test_permuting_a_batch_does_not_change_the_result(tiny, task):
+    """All images in one batch, in two orders: the belief is the same up to rounding."""
+    config = dataclasses.replace(QUICK, batch_size=15, epochs=3)
+    train = task.train
+    order = list(reversed(range(len(train))))
+    one, two = Kalman(tiny, config), Kalman(tiny, config)
+    one.fit(task)
+    two.fit(FewShotTask(LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names)))
+    scale = one.encoder.theta.abs().max()
+    assert torch.allclose(one.encoder.theta, two.encoder.theta, atol=1e-4 * scale)
+
+
+def test_exchangeable_noise_makes_moving_averages_order_free(tiny, task):
+    config = dataclasses.replace(QUICK, observation="log_likelihood", batch_size=15, epochs=3)
+    train = task.train
+    order = list(reversed(range(len(train))))
+    thetas = []
+    for images in (train, LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names)):
+        thetas.append(fitted(tiny, FewShotTask(images), config).encoder.theta)
+    assert torch.allclose(*thetas, atol=1e-4 * thetas[0].abs().max().item())
+
+
+def test_repeated_images_and_batches_of_one(tiny, task):
+    doubled = LabelledImages(task.train.sources[:1] * 3, task.train.labels[:1] * 3, task.class_names)
+    for size in (1, 3):
+        method = fitted(tiny, FewShotTask(doubled), dataclasses.replace(QUICK, batch_size=size))
+        assert method.filter.skipped == 0
+
+
+def test_activations_too_large_to_keep_are_recomputed(tiny, task, monkeypatch):
+    kept = fitted(tiny, task)
+    monkeypatch.setattr("kalmanclip.encoders.cache.KEEP_BYTES", 1000)
+    monkeypatch.setattr("kalmanclip.encoders.cache.ActivationStore.__init__.__defaults__", (1000,))
+    recomputed = fitted(tiny, task)
+    scale = kept.encoder.theta.abs().max()
+    assert torch.allclose(kept.encoder.theta, recomputed.encoder.theta, atol=1e-3 * scale)
+
+
+def test_regulation_holds_back_outlying_batches(tiny, task):
+    free = fitted(tiny, task, dataclasses.replace(QUICK, filter=FilterConfig(alpha=0.0)))
+    held = fitted(tiny, task, dataclasses.replace(QUICK, filter=FilterConfig(alpha=2.0)))
+    assert all(step.regulation == 1 for step in free.history)
+    assert all(0 < step.regulation < 0.5 for step in held.history)
+    start = Kalman(tiny, QUICK).encoder.theta
+    assert (held.encoder.theta - start).norm() < (free.encoder.theta - start).norm()
+
+
+def test_logit_belief_is_the_linearised_posterior(tiny, task):
+    """The standard deviation against sampling parameters of a narrow posterior."""
+    method = fitted(tiny, task, dataclasses.replace(QUICK, prior_std=0.001, filter=FilterConfig(alpha=0.0)))
+    images = task.train.sources[:2]
+    belief = method.logit_belief(images)
+    assert torch.allclose(belief.mean, method.logits(images), atol=1e-3)
+    (batch,) = method._decode(images)
+    activations = method.encoder.image.prefix(batch)
+    draws = []
+    for sample in method.filter.belief.sample(400, torch.Generator().manual_seed(0)):
+        method.encoder.theta.copy_(sample)
+        with torch.no_grad():
+            draws.append(tiny.logit_scale * method.encoder(activations, method._texts))
+    assert torch.allclose(torch.stack(draws).std(dim=0), belief.std, rtol=0.15)
+
+
+def test_all_steps_skipped_is_an_error(tiny, task, monkeypatch):
+    method = Kalman(tiny, QUICK)
+    monkeypatch.setattr("kalmanclip.observation.bounded.BoundedCategorical.terms", _poisoned)
+    with pytest.raises(NumericalError, match="All 8 steps were skipped"):
+        method.fit(task)
+
+
+def _poisoned(self, S, column, scale):
+    from kalmanclip.observation import Terms
+
+    nan = torch.full_like(S[:, :1], float("nan"))
+    return Terms(nan, nan, nan.unsqueeze(1).expand(-1, 1, S.shape[1]), has_covariance=True)
+
+
+def test_no_images_and_no_classes(tiny, task):
+    with pytest.raises(DataError, match="no images"):
+        Kalman(tiny, QUICK).fit(FewShotTask(task.train.subset([])))
+    with pytest.raises(ConfigError, match="no classes"):
+        Kalman(tiny, QUICK).logits([])
+    with pytest.raises(ConfigError, match="no belief"):
+        Kalman(tiny, QUICK).logit_belief([])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"epochs": 0}, {"batch_size": 0}, {"prior_std": 0.0}, {"prior_std": float("nan")}, {"observation": "?"}, {"prior_variance": -1.0}],
+)
+def test_bad_options(bad):
+    with pytest.raises(ConfigError):
+        KalmanConfig(**bad)
+
+
+def test_short_batches_with_the_papers_noise(tiny, task):
+    config = dataclasses.replace(QUICK, observation="cosine", noise=NoiseConfig(structure="full"), batch_size=10)
+    method = fitted(tiny, task, config)  # ten, then five
+    assert method.filter.noise.R.shape == (10, 10)
+    assert method.filter.skipped == 0

@@ -1,0 +1,182 @@
+"""Every observation through one contract: derivatives by autograd, Jacobians by torch.func, meaning by hand."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import functional_call, jacrev
+
+from kalmanclip.encoders import DualEncoder, LowRankConfig, load_backbone
+from kalmanclip.errors import ConfigError
+from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
+
+SCALE = 7.0
+VARIANTS = [(name, {}) for name in LIKELIHOODS] + [("bounded", {"top": 3}), ("bounded", {"top": None})]
+
+
+def random_batch(B: int, C: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    S = torch.rand(B, C, generator=generator, dtype=torch.float64) - 0.3
+    return S, torch.randint(C, (B,), generator=generator)
+
+
+def similarities(likelihood, S, labels):
+    """What the observation is shown of the full matrix S: its columns, and which of them is each image's own."""
+    if likelihood.paired:
+        return S.gather(1, labels.unsqueeze(1)), torch.zeros_like(labels)
+    needed = likelihood.texts(labels, S.shape[1])
+    return S[:, needed], torch.searchsorted(needed, labels)
+
+
+def y_hat_alone(name, options, S, column):
+    """The outputs as a function of S, written down again, without derivatives."""
+    p = torch.softmax(SCALE * S, dim=1)
+    own = column.unsqueeze(1)
+    if name in ("cosine", "pairwise"):
+        return S
+    if name in ("classes", "contrastive"):
+        return p.gather(1, own)
+    assert name == "log_likelihood"
+    return p.gather(1, own).log()
+
+
+@settings(deadline=None, max_examples=25)
+@given(B=st.integers(1, 5), C=st.integers(2, 6), seed=st.integers(0, 10_000))
+@pytest.mark.parametrize("name", ["cosine", "contrastive", "classes", "pairwise", "log_likelihood"])
+def test_derivatives_of_gaussian_observations(name, B, C, seed):
+    likelihood = make_likelihood(name)
+    S, column = similarities(likelihood, *random_batch(B, C, seed))
+    terms = likelihood.terms(S, column, SCALE)
+    assert torch.allclose(terms.y_hat, y_hat_alone(name, {}, S, column))
+    exact = jacrev(lambda s: y_hat_alone(name, {}, s, column))(S)  # (B, K, B, C)
+    rows = exact[torch.arange(B), :, torch.arange(B)]
+    assert torch.allclose(terms.G, rows, atol=1e-12)
+    others = exact.clone()
+    others[torch.arange(B), :, torch.arange(B)] = 0
+    assert others.abs().max() == 0, "an output may depend on its own image only"
+
+
+@settings(deadline=None, max_examples=25)
+@given(B=st.integers(1, 4), C=st.integers(2, 6), seed=st.integers(0, 10_000), sharp=st.sampled_from([1.0, 7.0, 70.0]))
+@pytest.mark.parametrize(("name", "options"), [("categorical", {}), ("bounded", {"top": None})])
+def test_exponential_family_gives_the_gradient_and_the_information(name, options, B, C, seed, sharp):
+    """H^T e is the gradient of log p(y | x), H^T H the Fisher information (or Boehning's bound on it)."""
+    S, labels = random_batch(B, C, seed)
+    terms = make_likelihood(name, **options).terms(S, labels, sharp)
+    assert terms.has_covariance
+    e = terms.y - terms.y_hat
+    gradient = torch.einsum("bkc,bk->bc", terms.G, e)
+    S_ = S.clone().requires_grad_()
+    log_p = torch.log_softmax(sharp * S_, dim=1).gather(1, labels.unsqueeze(1)).sum()
+    (exact,) = torch.autograd.grad(log_p, S_)
+    assert torch.allclose(gradient, exact, atol=1e-9 * sharp, rtol=1e-6)
+    information = torch.einsum("bkc,bkd->bcd", terms.G, terms.G)
+    p = torch.softmax(sharp * S, dim=1)
+    fisher = sharp**2 * (p.diag_embed() - p.unsqueeze(2) * p.unsqueeze(1))
+    if name == "categorical":
+        assert torch.allclose(information, fisher, atol=1e-8 * sharp**2)
+    else:
+        assert torch.linalg.eigvalsh(information - fisher).min() > -1e-9 * sharp**2
+
+
+def test_bounded_lets_the_nearest_classes_compete():
+    S = torch.tensor([[0.9, 0.1, 0.8, 0.2, 0.7]], dtype=torch.float64)
+    terms = make_likelihood("bounded", top=3).terms(S, torch.tensor([1]), SCALE)
+    assert terms.y.argmax().item() == 0  # the own class comes first, though it is the least similar
+    p = torch.softmax(SCALE * S[0, [1, 0, 2]], dim=0)
+    assert torch.allclose(terms.y_hat[0], 2**0.5 * p)
+    assert (terms.G[0, :, [3, 4]] == 0).all(), "distant classes do not take part"
+    assert (terms.G[0, :, [0, 1, 2]] != 0).all()
+
+
+def test_a_sure_and_wrong_model_does_not_break_the_step():
+    """float32, logits 70 apart: innovation and rows stay finite for every observation."""
+    S = torch.tensor([[1.0, -1.0, 0.0]])
+    for name, options in VARIANTS:
+        likelihood = make_likelihood(name, **options)
+        shown, column = similarities(likelihood, S, torch.tensor([1]))
+        terms = likelihood.terms(shown, column, 70.0)
+        assert torch.isfinite(terms.y - terms.y_hat).all(), name
+        assert torch.isfinite(terms.G).all(), name
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    backbone = load_backbone("tiny")
+    backbone = dataclasses.replace(backbone, model=copy.deepcopy(backbone.model).double())
+    encoder = DualEncoder(backbone, LowRankConfig(rank=2))
+    torch.manual_seed(0)
+    encoder.theta.add_(0.3 * torch.randn(encoder.n))
+    return encoder
+
+
+@pytest.fixture(scope="module")
+def batch(encoder):
+    torch.manual_seed(1)
+    images = (torch.nn.functional.normalize(torch.randn(4, 512, dtype=torch.float64), dim=1),)
+    texts = encoder.text.prefix(encoder.tokenize(["cat", "dog", "a red house", "the sea", "rain"]))
+    return images, torch.tensor([3, 0, 3, 4]), texts  # two images share a class
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_jacobian_of_the_whole_observation(encoder, batch, name, options):
+    """y_hat differentiated through everything, in float64, against `H`."""
+    images, labels, texts = batch
+    likelihood = make_likelihood(name, **options)
+    seen = observe(encoder, likelihood, images, labels, texts)
+
+    def outputs(theta):
+        S = functional_call(encoder, encoder.named_views(theta), (images, texts))
+        return likelihood.terms(*similarities(likelihood, S, labels), encoder.backbone.logit_scale).y_hat.flatten()
+
+    assert torch.allclose(seen.y_hat, outputs(encoder.theta))
+    assert seen.H.shape == (len(seen.y), encoder.n)
+    if name in ("categorical", "bounded"):
+        assert torch.equal(seen.R, torch.eye(len(seen.y), dtype=torch.float64))
+        return  # whitened rows are not the derivative of the scaled outputs; their meaning is tested above
+    assert seen.R is None
+    assert torch.allclose(seen.H, jacrev(outputs)(encoder.theta), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_permuting_the_batch_permutes_the_observation(encoder, batch, name, options):
+    images, labels, texts = batch
+    order = torch.tensor([2, 3, 1, 0])
+    likelihood = make_likelihood(name, **options)
+    one = observe(encoder, likelihood, images, labels, texts)
+    two = observe(encoder, likelihood, tuple(t[order] for t in images), labels[order], texts)
+    K = len(one.y) // len(labels)
+    rows = (order.unsqueeze(1) * K + torch.arange(K)).flatten()
+    assert torch.allclose(two.y_hat, one.y_hat[rows])
+    assert torch.allclose(two.H, one.H[rows], atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_batch_of_one_and_a_repeated_image(encoder, batch, name, options):
+    images, labels, texts = batch
+    likelihood = make_likelihood(name, **options)
+    for rows in ([1], [1, 1]):
+        seen = observe(encoder, likelihood, tuple(t[rows] for t in images), labels[rows], texts)
+        assert torch.isfinite(seen.H).all()
+        assert len(seen.y) % len(rows) == 0
+
+
+def test_several_templates(encoder):
+    """Two prompts per class: texts of a class stay together when only some classes are needed."""
+    texts = encoder.text.prefix(encoder.tokenize(["cat", "a cat", "dog", "a dog", "sea", "the sea"]))
+    images = (torch.nn.functional.normalize(torch.randn(2, 512, dtype=torch.float64), dim=1),)
+    seen = observe(encoder, make_likelihood("cosine"), images, torch.tensor([2, 1]), texts, templates=2)
+    expected = encoder(images, texts, 2)[[0, 1], [2, 1]]
+    assert torch.allclose(seen.y_hat, expected.detach())
+
+
+def test_unknown_names_and_options():
+    with pytest.raises(ConfigError, match="cosine"):
+        make_likelihood("euclid")
+    with pytest.raises(ConfigError, match="does not take"):
+        make_likelihood("cosine", top=3)
+    with pytest.raises(ConfigError, match="at least 2"):
+        make_likelihood("bounded", top=1)
