@@ -2,9 +2,9 @@
 
     python -m benchmarks.accuracy ../shared/data/pets ../shared/data/eurosat [--shots 16] [--seeds 1 2 3]
 
-A data set is a folder with ``train/`` and ``test/``, each of class folders, and optionally ``shot16_seedN.txt``: the files
-(relative to ``train/``) of each seed's sample, of which the first K of each class are taken; without it the shots are
-drawn. Nothing is chosen on the test images.
+A data set is a folder with ``train/`` and ``test/``, each of class folders, and optionally ``shot16_seedN.txt``: the
+files (relative to ``train/``) of each seed's sample, of which the first K of each class are taken; without it the
+shots are drawn. Nothing is chosen on the test images.
 """
 
 import argparse
@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     options = parser.parse_args(arguments)
     backbone = load_backbone(options.model)
-    table = Table(title=f"Top-1 accuracy in % on test/, {options.model}, seeds {options.seeds}: mean ± standard deviation")
+    table = Table(
+        title=f"Top-1 accuracy in % on test/, {options.model}, seeds {options.seeds}: mean ± standard deviation"
+    )
     for column in ("data", "shots", "zero-shot", "tuned", "zero-shot NLL", "tuned NLL", "seconds to fit"):
         table.add_column(column, justify="left" if column == "data" else "right")
     result = {}

@@ -1,9 +1,9 @@
 """Adapter folders: a belief on disk, bound to its backbone.
 
 A folder holds ``adapter.json`` (what everything means) and one ``belief-<hash>.safetensors`` (mean, covariance, noise).
-The tensors are written first, under a name that carries their hash; then ``adapter.json``, which points to them, replaces
-the old one in one step; then the old tensors go. Whenever the machine stops, the folder holds a complete adapter: the old
-one or the new one. Nothing in it can execute on load.
+The tensors are written first, under a name that carries their hash; then ``adapter.json``, which points to them,
+replaces the old one in one step; then the old tensors go. Whenever the machine stops, the folder holds a complete
+adapter: the old one or the new one. Nothing in it can execute on load.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import torch
 from kalmanclip.adapter import load_adapter, read_description, save_adapter
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
-    FewShotTask,
     LabelledImages,
     from_lists,
     read_folder,
@@ -143,9 +142,7 @@ class KalmanCLIP:
         """Mean and standard deviation (N, C) of the logits under the belief."""
         return self.method.logit_belief(_sources(images), progress)
 
-    def score(
-        self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent
-    ) -> float:
+    def score(self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent) -> float:
         """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
         test = _labelled(images, labels, self.classes_, known=self.classes_)
         logits = self.method.logits(test.sources, progress)
@@ -170,9 +167,9 @@ class KalmanCLIP:
             model: the backbone, where it is not to be had by the name in the adapter.
             device: as in the constructor.
         """
-        description = read_description(folder)
+        description = read_description(Path(folder))
         estimator = cls(model or description["backbone"]["name"], templates=description["templates"], device=device)
-        estimator.method, description = load_adapter(folder, estimator.backbone)
+        estimator.method, description = load_adapter(Path(folder), estimator.backbone)
         estimator.config = estimator.method.config
         estimator.notes = description.get("notes", {})
         return estimator

@@ -17,9 +17,7 @@ from kalmanclip.files import atomic_path, write_json_atomic
 WEIGHTS = "open_clip_model.safetensors"
 
 
-def export_model(
-    folder: Path, model: Any, backbone: str, class_names: Sequence[str], templates: Sequence[str]
-) -> Path:
+def export_model(folder: Path, model: Any, backbone: str, class_names: Sequence[str], templates: Sequence[str]) -> Path:
     """Writes weights, configuration and class prompts.
 
     Read back with ``open_clip.create_model_and_transforms("local-dir:FOLDER")``.

@@ -50,9 +50,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_path(
-    path: str | os.PathLike[str], error_class: type[KalmanClipError] = KalmanClipError
-) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], error_class: type[KalmanClipError] = KalmanClipError) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends without an error.
 
     The temporary file lies in the same folder (a rename is atomic only within one file system), is hidden,

@@ -40,10 +40,7 @@ def test_sizes_no_duplicates_right_labels_original_order(counts, shots, seed):
     drawn = sample_shots(images, shots, seed)
     assert drawn.counts() == [min(shots, count) for count in counts]
     assert len(set(drawn.sources)) == len(drawn)
-    assert all(
-        source.startswith(f"class {label}/")
-        for source, label in zip(drawn.sources, drawn.labels, strict=True)
-    )
+    assert all(source.startswith(f"class {label}/") for source, label in zip(drawn.sources, drawn.labels, strict=True))
     assert drawn.sources == [source for source in images.sources if source in set(drawn.sources)]
     assert drawn.class_names == images.class_names
 
@@ -132,9 +129,7 @@ def test_shots_must_make_sense(shots):
 
 def test_task_holds_its_parts():
     images = images_of([2, 2])
-    task = FewShotTask(
-        images, validation=images.subset([0]), test=images.subset([]), templates=["a {}."], seed=3
-    )
+    task = FewShotTask(images, validation=images.subset([0]), test=images.subset([]), templates=["a {}."], seed=3)
     assert task.class_names == ["class 0", "class 1"]
     assert task.templates == ("a {}.",)
     assert task.prompts == [["a class 0."], ["a class 1."]]

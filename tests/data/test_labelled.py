@@ -91,9 +91,7 @@ def test_strings_with_known_names():
         from_lists(["a"], ["dgo"], ["cat", "dog"])
 
 
-@pytest.mark.parametrize(
-    "labels", [[0, 1], np.array([0, 1]), torch.tensor([0, 1]), np.array([0, 1], np.uint8), (0, 1)]
-)
+@pytest.mark.parametrize("labels", [[0, 1], np.array([0, 1]), torch.tensor([0, 1]), np.array([0, 1], np.uint8), (0, 1)])
 def test_integers_with_names(labels):
     data = from_lists(np.zeros((2, 8, 8), np.uint8), labels, ["cat", "dog"])
     assert data.labels == [0, 1]

@@ -51,9 +51,7 @@ def pixels_of(image):
 # ---- files that are fine
 
 
-@pytest.mark.parametrize(
-    "suffix", [".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".PNG", ".apng", ".jp2"]
-)
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".PNG", ".apng", ".jp2"])
 def test_lossless_formats_are_exact(tmp_path, suffix):
     path = saved(tmp_path / f"x{suffix}", noise(), **({"lossless": True} if suffix == ".webp" else {}))
     loaded = load_image(path)
@@ -70,9 +68,7 @@ def test_jpeg_is_the_exact_decode_and_the_suffix_does_not_matter(tmp_path):
 
 
 def test_suffixes_are_lower_case_with_a_dot():
-    assert {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"} <= set(
-        IMAGE_SUFFIXES
-    )
+    assert {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"} <= set(IMAGE_SUFFIXES)
     assert all(suffix.startswith(".") and suffix == suffix.lower() for suffix in IMAGE_SUFFIXES)
 
 
@@ -308,9 +304,7 @@ def test_tensors(dtype, channels_first):
 
 
 def test_tensors_of_other_kinds():
-    np.testing.assert_array_equal(
-        pixels_of(load_image(torch.from_numpy(noise()[:, :, 0])))[:, :, 1], noise()[:, :, 0]
-    )
+    np.testing.assert_array_equal(pixels_of(load_image(torch.from_numpy(noise()[:, :, 0])))[:, :, 1], noise()[:, :, 0])
     assert load_image(torch.zeros(1, 5, 7)).size == (7, 5)
     assert load_image(torch.zeros(3, 5, 3)).size == (3, 5)  # either way possible: channels first
     assert load_image(torch.full((2, 2), 0.5, dtype=torch.bfloat16, requires_grad=True)).size == (2, 2)
@@ -355,9 +349,7 @@ def test_truncated(tmp_path, suffix, part):
         load_image(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"just some text, renamed\n" * 10, b"P", b"\x89PNG", b"%!PS-Adobe-3.0 EPSF-3.0\n"]
-)
+@pytest.mark.parametrize("content", [b"just some text, renamed\n" * 10, b"P", b"\x89PNG", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
 def test_not_an_image(tmp_path, content):
     path = tmp_path / "holiday.jpg"
     path.write_bytes(content)
@@ -444,12 +436,7 @@ def png_header(width, height):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("size", [(20_000, 10_001), (2**31 - 1, 2**31 - 1)])

@@ -55,7 +55,9 @@ CASES = [
 def test_starts_equal_to_the_untouched_model(backbones, name, config):
     encoder = DualEncoder(get(backbones, name), config)
     images, tokens = inputs(encoder)
-    assert torch.allclose(similarities(encoder, images, tokens), plain(encoder.backbone.model, images, tokens), atol=1e-5)
+    assert torch.allclose(
+        similarities(encoder, images, tokens), plain(encoder.backbone.model, images, tokens), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "config"), CASES)
@@ -110,7 +112,7 @@ def test_towers_of_other_kinds_take_the_head(backbones):
     images = torch.randn(2, 3, 8, 8)
     expected = plain(model, images, encoder.tokenize(TEXTS))
     assert torch.allclose(similarities(encoder, images, encoder.tokenize(TEXTS)), expected, atol=1e-5)
-    with pytest.raises(ModelError, match="[Mm]erging"):
+    with pytest.raises(ModelError, match="Merging is not supported"):
         encoder.merged()
 
 

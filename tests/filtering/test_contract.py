@@ -94,9 +94,7 @@ def test_one_step_is_the_projected_exact_update(structure, generator, lam, devic
     R = positive_definite(M, generator).to(device)
     e = y - H @ mean
     distance = float((e @ torch.linalg.solve(R, e)).sqrt())
-    step = KalmanFilter(belief, config=FilterConfig(alpha=-math.log(lam) / distance)).step(
-        lambda mu: seen(y, H, R, mu)
-    )
+    step = KalmanFilter(belief, config=FilterConfig(alpha=-math.log(lam) / distance)).step(lambda mu: seen(y, H, R, mu))
     assert not step.skipped
     assert step.regulation == pytest.approx(lam)
     torch.testing.assert_close(belief.mean, mean + lam * gain(Sigma, H, R) @ e, **EXACT)
@@ -192,9 +190,7 @@ def test_certainty_is_never_reached(structure, generator):
     belief = cast(belief_of(structure, generator, n=1), torch.empty(0))
     kalman = KalmanFilter(belief, config=FilterConfig(alpha=0))
     for _ in range(20):
-        assert not kalman.step(
-            lambda mu: seen(torch.ones(1), torch.ones(1, 1), 1e-20 * torch.ones(1, 1), mu)
-        ).skipped
+        assert not kalman.step(lambda mu: seen(torch.ones(1), torch.ones(1, 1), 1e-20 * torch.ones(1, 1), mu)).skipped
         assert belief.marginal_variance().item() > 0
     assert belief.mean.item() == pytest.approx(1)
     belief.inflate(1.0)

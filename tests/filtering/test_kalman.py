@@ -88,9 +88,7 @@ def test_the_predictive_scores_add_up_to_the_evidence(generator):
     n, count, noise = 4, 12, 0.5
     X, y = normal(count, n, generator=generator), normal(count, generator=generator)
     kalman = KalmanFilter(make_belief("dense", torch.zeros(n).double(), 2.0), config=PLAIN)
-    steps = [
-        kalman.step(linear(y[i : i + 3], X[i : i + 3], noise * torch.eye(3))) for i in range(0, count, 3)
-    ]
+    steps = [kalman.step(linear(y[i : i + 3], X[i : i + 3], noise * torch.eye(3))) for i in range(0, count, 3)]
     covariance = 2.0 * X @ X.mT + noise * torch.eye(count)
     evidence = torch.distributions.MultivariateNormal(torch.zeros(count).double(), covariance).log_prob(y)
     assert sum(step.log_likelihood for step in steps) == pytest.approx(evidence.item())
@@ -238,9 +236,7 @@ BAD_STEPS = {
     "NaN target, given R": linear(torch.tensor([1.0, math.nan]), GOOD_H, torch.eye(2)),
     "NaN Jacobian": lambda mu: Observation(torch.ones(2), torch.zeros(2), GOOD_H.log().sqrt()),
     "infinite Jacobian": lambda mu: Observation(torch.ones(2), torch.zeros(2), GOOD_H.log()),
-    "NaN Jacobian, given R": lambda mu: Observation(
-        torch.ones(2), torch.zeros(2), GOOD_H.log().sqrt(), torch.eye(2)
-    ),
+    "NaN Jacobian, given R": lambda mu: Observation(torch.ones(2), torch.zeros(2), GOOD_H.log().sqrt(), torch.eye(2)),
     "overflowing Jacobian": lambda mu: Observation(torch.ones(2), torch.zeros(2), 1e30 * GOOD_H),
     "overflowing distance": linear(torch.full((2,), 1e25), GOOD_H, torch.eye(2)),
     "zero R": linear(torch.ones(2), GOOD_H, torch.zeros(2, 2)),

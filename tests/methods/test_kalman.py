@@ -40,9 +40,7 @@ def test_every_observation_runs(tiny, task, observation):
     [("diagonal", {}), ("diagonal", {"update": "precision"}), ("block", {}), ("low_rank", {"rank": 4}), ("dense", {})],
 )
 def test_every_belief_runs(tiny, task, belief, options):
-    config = dataclasses.replace(
-        QUICK, belief=belief, belief_options=options, low_rank=LowRankConfig(rank=1), epochs=1
-    )
+    config = dataclasses.replace(QUICK, belief=belief, belief_options=options, low_rank=LowRankConfig(rank=1), epochs=1)
     method = fitted(tiny, task, config)
     assert method.filter.skipped == 0
     assert (method.filter.belief.marginal_variance() > 0).all()
@@ -103,7 +101,11 @@ def test_permuting_a_batch_does_not_change_the_result(tiny, task):
     order = list(reversed(range(len(train))))
     one, two = Kalman(tiny, config), Kalman(tiny, config)
     one.fit(task)
-    two.fit(FewShotTask(LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names)))
+    two.fit(
+        FewShotTask(
+            LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names)
+        )
+    )
     scale = one.encoder.theta.abs().max()
     assert torch.allclose(one.encoder.theta, two.encoder.theta, atol=1e-4 * scale)
 
@@ -113,7 +115,10 @@ def test_exchangeable_noise_makes_moving_averages_order_free(tiny, task):
     train = task.train
     order = list(reversed(range(len(train))))
     thetas = []
-    for images in (train, LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names)):
+    for images in (
+        train,
+        LabelledImages([train.sources[i] for i in order], [train.labels[i] for i in order], train.class_names),
+    ):
         thetas.append(fitted(tiny, FewShotTask(images), config).encoder.theta)
     assert torch.allclose(*thetas, atol=1e-4 * thetas[0].abs().max().item())
 
@@ -184,7 +189,14 @@ def test_no_images_and_no_classes(tiny, task):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"epochs": 0}, {"batch_size": 0}, {"prior_std": 0.0}, {"prior_std": float("nan")}, {"observation": "?"}, {"prior_variance": -1.0}],
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"prior_std": 0.0},
+        {"prior_std": float("nan")},
+        {"observation": "?"},
+        {"prior_variance": -1.0},
+    ],
 )
 def test_bad_options(bad):
     with pytest.raises(ConfigError):

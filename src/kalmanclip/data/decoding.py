@@ -34,9 +34,7 @@ def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Imag
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise ImageError(
-                f"{path} is a folder, not an image; give the files in it (read_images lists them)"
-            )
+            raise ImageError(f"{path} is a folder, not an image; give the files in it (read_images lists them)")
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise ImageError(f"{path} is not an ordinary file; give an image file")
         if status.st_size == 0:
@@ -49,9 +47,7 @@ def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Imag
         what = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
         raise ImageError(f"{path} {what}; check the path") from error
     except PermissionError as error:
-        raise ImageError(
-            f"{path} may not be read; change its permissions (chmod u+r) or remove it"
-        ) from error
+        raise ImageError(f"{path} may not be read; change its permissions (chmod u+r) or remove it") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ImageError(f"{path} cannot be opened: {error}; check the path and the disk") from error
 

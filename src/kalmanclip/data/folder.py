@@ -41,12 +41,8 @@ def read_folder(path: str | os.PathLike[str], class_names: Sequence[str] | None 
     root = _existing_folder(path)
     folders, files = entries(root)
     if not folders:
-        lying = (
-            "images lie directly in it" if any(is_image_name(file.name) for file in files) else "it has none"
-        )
-        raise DataError(
-            f"{root} has no class folders ({lying}); make {_EXAMPLE.format(root=root.name or root)}"
-        )
+        lying = "images lie directly in it" if any(is_image_name(file.name) for file in files) else "it has none"
+        raise DataError(f"{root} has no class folders ({lying}); make {_EXAMPLE.format(root=root.name or root)}")
     _refuse_splits(root, folders)
     names = [folder.name for folder in folders]
     check_distinct(names, "folder")
@@ -85,9 +81,7 @@ def read_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
             raise DataError(f"{path} does not exist; check the path{pattern if '*' in str(path) else ''}")
         images = image_files(path) if path.is_dir() else [path]
         if not images:
-            raise DataError(
-                f"the folder {path} has no images{_what_else(path)}; give image files or a folder of them"
-            )
+            raise DataError(f"the folder {path} has no images{_what_else(path)}; give image files or a folder of them")
         found += images
     if not found:
         raise DataError("no images were given; give image files or a folder of them")
@@ -99,9 +93,7 @@ def _existing_folder(path: str | os.PathLike[str]) -> Path:
     if not root.exists():
         raise DataError(f"the folder {root} does not exist; check the path")
     if not root.is_dir():
-        raise DataError(
-            f"{root} is a file, not a folder; give the folder that holds {_EXAMPLE.format(root='data')}"
-        )
+        raise DataError(f"{root} is a file, not a folder; give the folder that holds {_EXAMPLE.format(root='data')}")
     return root
 
 

@@ -32,9 +32,7 @@ class LabelledImages:
         for field in ("sources", "labels", "class_names"):
             object.__setattr__(self, field, list(getattr(self, field)))
         if len(self.sources) != len(self.labels):
-            raise DataError(
-                f"{len(self.sources)} images but {len(self.labels)} labels; give one label per image"
-            )
+            raise DataError(f"{len(self.sources)} images but {len(self.labels)} labels; give one label per image")
         if not self.class_names:
             raise DataError("there are no class names; give at least one")
         for name in self.class_names:
@@ -59,9 +57,7 @@ class LabelledImages:
         for i in chosen:
             if not 0 <= i < len(self):
                 raise DataError(f"index {i} is outside 0..{len(self) - 1}")
-        return LabelledImages(
-            [self.sources[i] for i in chosen], [self.labels[i] for i in chosen], self.class_names
-        )
+        return LabelledImages([self.sources[i] for i in chosen], [self.labels[i] for i in chosen], self.class_names)
 
 
 def from_lists(
@@ -122,9 +118,7 @@ def _checked_label(label: Any, position: int, classes: int) -> int:
     try:
         value = operator.index(label)
     except TypeError:
-        raise DataError(
-            f"label {label!r} of image {position} is not an integer; use 0..{classes - 1}"
-        ) from None
+        raise DataError(f"label {label!r} of image {position} is not an integer; use 0..{classes - 1}") from None
     if not 0 <= value < classes:
         raise DataError(
             f"label {value} of image {position} is outside 0..{classes - 1}: there are {classes} class names"

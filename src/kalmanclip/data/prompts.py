@@ -15,9 +15,7 @@ def validate_templates(templates: str | Iterable[str]) -> tuple[str, ...]:
     """
     checked = (templates,) if isinstance(templates, str) else tuple(templates)
     if not checked:
-        raise ConfigError(
-            f"there are no prompt templates; give at least one, for example {DEFAULT_TEMPLATES[0]!r}"
-        )
+        raise ConfigError(f"there are no prompt templates; give at least one, for example {DEFAULT_TEMPLATES[0]!r}")
     for template in checked:
         if not isinstance(template, str) or template.count("{}") != 1 or _has_other_braces(template):
             raise ConfigError(

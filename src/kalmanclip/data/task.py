@@ -48,9 +48,7 @@ class FewShotTask:
         return class_prompts(self.templates, self.class_names)
 
 
-def sample_shots(
-    images: LabelledImages, shots: int | None, seed: int, replacement: bool = False
-) -> LabelledImages:
+def sample_shots(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> LabelledImages:
     """Return `shots` random images of each class, in their original order: the same for the same seed.
 
     A class's draw depends on the seed, its name and its own images alone, so adding, removing or reordering

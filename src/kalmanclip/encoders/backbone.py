@@ -4,7 +4,7 @@
 | --- | --- |
 | ``tiny`` | the small model that ships inside the package |
 | ``RN50:openai`` | architecture and weights tag, as open_clip lists them; downloaded once, then cached |
-| ``ViT-B-32:weights.safetensors`` | architecture and a local file (``.safetensors``, or ``.pt``/``.bin`` holding tensors only) |
+| ``ViT-B-32:w.safetensors`` | architecture and a local file (``.safetensors``, or ``.pt`` holding tensors only) |
 | ``hf-hub:org/repo``, ``local-dir:folder`` | open_clip's own schemes |
 | ``ViT-B-32:random`` | random weights with a fixed seed, for tests and timings |
 """
@@ -181,15 +181,15 @@ def _closest(word: str, choices: list[str]) -> str:
 
 
 def _check_holds_tensors_only(path: Path) -> None:
-    """Loading must not execute code: TorchScript archives and pickled objects are refused before open_clip sees them."""
+    """Loading must not execute code: TorchScript and pickled objects are refused before open_clip sees them."""
     if not path.is_file():
         return
     try:
         torch.load(path, map_location="meta", weights_only=True, mmap=False)
     except Exception as problem:
         raise ModelError(
-            f"{path} cannot be loaded without executing code, or is damaged ({_first_line(problem)}). Only files that hold "
-            "tensors are accepted. Convert it on a machine where you trust it, for example with "
+            f"{path} cannot be loaded without executing code, or is damaged ({_first_line(problem)}). "
+            "Only files that hold tensors are accepted. Convert it on a machine where you trust it, for example with "
             "`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`."
         ) from problem
 
@@ -208,7 +208,9 @@ def _require_weights(name: str, architecture: str, weights: str | None) -> None:
         except Exception:
             found = False
     if not found:
-        raise ModelError(f"No weights were found for backbone {name!r}: its configuration is there, its weights are not.")
+        raise ModelError(
+            f"No weights were found for backbone {name!r}: its configuration is there, its weights are not."
+        )
 
 
 def _explain(name: str, architecture: str, weights: str | None, problem: Exception) -> str:
@@ -230,10 +232,11 @@ def _explain(name: str, architecture: str, weights: str | None, problem: Excepti
         return f"The backbone {name!r} could not be built: {_first_line(problem)}."
     local = architecture if not architecture.startswith("hf-hub:") else "ARCHITECTURE"
     return (
-        f"The weights of backbone {name!r} are not on this machine and could not be downloaded ({_first_line(problem)}). "
-        f"Wanted: {wanted}. With a network, run the command once to fill the cache (HF_HOME, by default "
-        f"~/.cache/huggingface; files fetched by address go to ~/.cache/clip). Without one, copy the file here and write "
-        f"'{local}:path/to/that/file'. 'tiny' is embedded and always works offline."
+        f"The weights of backbone {name!r} are not on this machine and could not be downloaded "
+        f"({_first_line(problem)}). Wanted: {wanted}. With a network, run the command once to fill the cache "
+        "(HF_HOME, by default ~/.cache/huggingface; files fetched by address go to ~/.cache/clip). "
+        f"Without one, copy the file here and write '{local}:path/to/that/file'. "
+        "'tiny' is embedded and always works offline."
     )
 
 

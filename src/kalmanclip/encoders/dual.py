@@ -17,8 +17,8 @@ from kalmanclip.encoders.towers import Activations, build_image_tower, build_tex
 class DualEncoder(nn.Module):
     """Both towers with their low-rank parameters in one flat vector.
 
-    Every low-rank matrix is a view of `theta`, so whoever changes `theta` in place (the filter) or the matrices in place
-    (an optimiser) changes the model, and nothing is copied.
+    Every low-rank matrix is a view of `theta`, so whoever changes `theta` in place (the filter) or the matrices in
+    place (an optimiser) changes the model, and nothing is copied.
 
     Args:
         backbone: the frozen CLIP; never modified.

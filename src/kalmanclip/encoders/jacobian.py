@@ -1,12 +1,12 @@
 """Exact Jacobians of similarities with respect to the low-rank parameters, in as few backward passes as possible.
 
-Everything the filter observes is a function of the similarity matrix ``S`` (B images, C texts), and every output belongs
-to one image: output (i, k) depends on row i of ``S`` alone. With ``G[i, k, c] = d y_hat[i, k] / d S[i, c]``:
+Everything the filter observes is a function of the similarity matrix ``S`` (B images, C texts), and every output
+belongs to one image: output (i, k) depends on row i of ``S`` alone. With ``G[i, k, c] = d y_hat[i, k] / d S[i, c]``:
 
 - image tower: output (i, k) reaches only image i, so one backward pass per k yields a row for every image;
 - text tower, *paired* (text i belongs to image i and to nothing else): one backward pass for all rows;
-- text tower, shared texts: output (i, k) reaches all texts. One backward pass per image, summed over the texts when there
-  is one output per image, kept per text and recombined with ``G`` when there are several.
+- text tower, shared texts: output (i, k) reaches all texts. One backward pass per image, summed over the texts when
+  there is one output per image, kept per text and recombined with ``G`` when there are several.
 
 Matched pairs therefore cost one backward pass per tower, as much as one step of gradient descent.
 """

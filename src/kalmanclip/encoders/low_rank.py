@@ -1,8 +1,8 @@
 """Low-rank corrections to frozen linear maps, and how they write the rows of a Jacobian.
 
 A frozen map ``y = W x`` becomes ``y = W x + s B A x`` with ``A`` of shape (r, d_in) and ``B`` of shape (d_out, r). Only
-``A`` and ``B`` are parameters: they are the ``theta`` of the paper. ``B`` starts at zero, so that the untouched model is
-the starting point.
+``A`` and ``B`` are parameters: they are the ``theta`` of the paper. ``B`` starts at zero, so that the untouched model
+is the starting point.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _RecordedLowRank(torch.autograd.Function):
         return h @ wide.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, h, A, wide = ctx.saved_tensors
         layer: LowRank = ctx.layer
         gB = grad @ (wide * layer.scale)  # (N, [t,] g r)

@@ -1,8 +1,8 @@
 """The two towers of a CLIP, each cut into a frozen *prefix* and an adapted *suffix*.
 
-The prefix has no parameters of ours, so it is computed once per image (or prompt) and can be kept; the suffix is computed
-at every step. The open_clip modules themselves are never changed: the suffix runs their weights and adds the low-rank
-corrections, so one model in memory serves both the zero-shot and the tuned classifier.
+The prefix has no parameters of ours, so it is computed once per image (or prompt) and can be kept; the suffix is
+computed at every step. The open_clip modules themselves are never changed: the suffix runs their weights and adds the
+low-rank corrections, so one model in memory serves both the zero-shot and the tuned classifier.
 
 Activations travel as tuples of tensors, samples first, so that a batch is picked by indexing every tensor alike.
 """
@@ -190,6 +190,7 @@ class TransformerTower(Tower):
     def merge_(self) -> None:
         """Adds every block's corrections to its weights."""
         for block in self.blocks:
+            assert isinstance(block, AdaptedBlock)
             block.merge_()
 
 
@@ -228,9 +229,7 @@ class ResNetTower(Tower):
         names = [n for n in ("q", "k", "v") if n in config.targets] + (["c"] if "out" in config.targets else [])
         if not names:
             raise ModelError("A ModifiedResNet has no MLP blocks: choose targets out of 'q', 'k', 'v', 'out'.")
-        self.pool = nn.ModuleDict(
-            {n: LowRank(width, d if n == "c" else width, config, self.sink) for n in names}
-        )
+        self.pool = nn.ModuleDict({n: LowRank(width, d if n == "c" else width, config, self.sink) for n in names})
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
@@ -254,7 +253,9 @@ class ResNetTower(Tower):
         return F.normalize(self._adapt("c", pool.c_proj, y)[:, 0], dim=-1)
 
     def _layer(self, name: str) -> LowRank | None:
-        return self.pool[name] if name in self.pool else None  # type: ignore[return-value]
+        layer = self.pool[name] if name in self.pool else None  # noqa: SIM401  (a ModuleDict has no `get`)
+        assert layer is None or isinstance(layer, LowRank)
+        return layer
 
     def _adapt(self, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
         return _project(linear, self._layer(name), x)
@@ -262,7 +263,9 @@ class ResNetTower(Tower):
     def merge_(self) -> None:
         """Adds the corrections to the attention pool's weights."""
         with torch.no_grad():
-            for name, layer in self.pool.items():
+            for name in self.pool:
+                layer = self._layer(name)
+                assert layer is not None
                 getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
 
 
@@ -280,7 +283,7 @@ class TextEncoder:
         self.owner: Any = model if custom is None else custom
         field = "text_{}" if custom is None else "{}"
         self.pool_type = getattr(self.owner, field.format("pool_type"), None)
-        self.eos_id = getattr(self.owner, field.format("eos_id"), None)
+        self.eos_id: Any = getattr(self.owner, field.format("eos_id"), None)
         # 'plain': a stack of standard blocks that this class can run itself; all else goes through the model
         self.plain = (
             (custom is None or isinstance(custom, TextTransformer))
@@ -316,7 +319,7 @@ class TextEncoder:
         if self.pool_type == "argmax":
             position = tokens.argmax(dim=-1)
         elif self.pool_type == "eos":
-            position = (tokens == self.eos_id).int().argmax(dim=-1)
+            position = tokens.eq(self.eos_id).int().argmax(dim=-1)
         else:
             position = torch.full_like(tokens[:, 0], 0 if self.pool_type == "first" else tokens.shape[1] - 1)
         if self.causal:

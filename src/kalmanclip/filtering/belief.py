@@ -118,9 +118,7 @@ def prior_variance(mean: Tensor, variance: float | Tensor) -> Tensor:
     """Expand a prior variance (a positive number or positive (n,)) to a new vector (n,) like `mean`."""
     given = torch.as_tensor(variance, dtype=mean.dtype, device=mean.device).detach()
     if given.ndim and given.shape != mean.shape:
-        raise ConfigError(
-            f"the variance must be a number or of shape {tuple(mean.shape)}, not {tuple(given.shape)}"
-        )
+        raise ConfigError(f"the variance must be a number or of shape {tuple(mean.shape)}, not {tuple(given.shape)}")
     if not (torch.isfinite(given) & (given > 0)).all():
         raise ConfigError("the prior variance must be positive and finite")
     return given.expand_as(mean).clone()

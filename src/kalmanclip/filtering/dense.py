@@ -24,9 +24,7 @@ class Dense(Belief, kind="dense"):
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
         super().__init__(mean)
         if covariance.shape != (mean.shape[0], mean.shape[0]):
-            raise ConfigError(
-                f"a covariance {tuple(covariance.shape)} does not fit {mean.shape[0]} parameters"
-            )
+            raise ConfigError(f"a covariance {tuple(covariance.shape)} does not fit {mean.shape[0]} parameters")
         self.covariance = covariance
 
     @classmethod

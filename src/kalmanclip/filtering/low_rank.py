@@ -28,9 +28,7 @@ class LowRank(Belief, kind="low_rank"):
     def __init__(self, mean: Tensor, d: Tensor, W: Tensor) -> None:
         super().__init__(mean)
         if d.shape != mean.shape or W.ndim != 2 or W.shape[0] != mean.shape[0]:
-            raise ConfigError(
-                f"d {tuple(d.shape)} and W {tuple(W.shape)} do not fit {mean.shape[0]} parameters"
-            )
+            raise ConfigError(f"d {tuple(d.shape)} and W {tuple(W.shape)} do not fit {mean.shape[0]} parameters")
         self._assign(d, W)
 
     @classmethod

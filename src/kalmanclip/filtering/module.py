@@ -36,9 +36,7 @@ def _split(mean: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [part.view_as(p) for part, p in zip(torch.split(mean, sizes), parameters, strict=True)]
 
 
-def observe_module(
-    module: nn.Module, x: Tensor, y: Tensor, R: Tensor | None = None
-) -> Callable[[Tensor], Observation]:
+def observe_module(module: nn.Module, x: Tensor, y: Tensor, R: Tensor | None = None) -> Callable[[Tensor], Observation]:
     """Observe the outputs of a module on a batch, for `KalmanFilter.step`.
 
     Every example must be processed on its own (batch normalisation in evaluation mode, no dropout): the

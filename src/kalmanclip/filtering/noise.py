@@ -44,9 +44,7 @@ class NoiseConfig:
         if self.initial is not None and not self.initial > 0:
             raise ConfigError(f"the initial observation noise must be positive, not {self.initial}")
         if self.structure not in STRUCTURES:
-            raise ConfigError(
-                f"unknown noise structure {self.structure!r}; choose one of {', '.join(STRUCTURES)}"
-            )
+            raise ConfigError(f"unknown noise structure {self.structure!r}; choose one of {', '.join(STRUCTURES)}")
 
 
 class Noise(ABC):

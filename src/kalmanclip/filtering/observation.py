@@ -26,9 +26,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         if self.y.ndim != 1 or self.y.shape[0] == 0:
-            raise ConfigError(
-                f"y must be a vector of at least one target, not of shape {tuple(self.y.shape)}"
-            )
+            raise ConfigError(f"y must be a vector of at least one target, not of shape {tuple(self.y.shape)}")
         m = self.y.shape[0]
         if self.y_hat.shape != (m,):
             raise ConfigError(f"y_hat must have the shape of y, ({m},), not {tuple(self.y_hat.shape)}")
@@ -45,9 +43,7 @@ class Observation:
     def matching(self, mean: Tensor) -> "Observation":
         """Return this observation detached, in the dtype and on the device of `mean` (n,), and check n."""
         if self.H.shape[1] != mean.shape[0]:
-            raise ConfigError(
-                f"H has {self.H.shape[1]} columns but the belief is over {mean.shape[0]} parameters"
-            )
+            raise ConfigError(f"H has {self.H.shape[1]} columns but the belief is over {mean.shape[0]} parameters")
         parts = [self.y, self.y_hat, self.H] + ([] if self.R is None else [self.R])
         if all(t.dtype == mean.dtype and t.device == mean.device and not t.requires_grad for t in parts):
             return self

@@ -57,7 +57,9 @@ class KalmanConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        make_likelihood(self.observation, **self.observation_options)  # an unknown name is an error here, not in the middle of a run
+        make_likelihood(
+            self.observation, **self.observation_options
+        )  # an unknown name is an error here, not in the middle of a run
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -158,7 +160,7 @@ class Kalman:
         return records
 
     def _order(self, count: int) -> Tensor:
-        """A fresh order for each pass, given by the seed and by how far the filter has come (so resuming repeats it)."""
+        """A fresh order for each pass, fixed by the seed and by how far the filter has come (resuming repeats it)."""
         taken = 0 if self.filter is None else self.filter.steps
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + taken)
         return torch.randperm(count, generator=generator)
@@ -175,14 +177,12 @@ class Kalman:
         """The filter before it has seen anything: ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
-            seen = observe(
-                self.encoder, make_likelihood("cosine"), images, labels, self._texts, len(self.templates)
-            )
+            seen = observe(self.encoder, make_likelihood("cosine"), images, labels, self._texts, len(self.templates))
             spread = seen.H.square().sum(dim=1).mean().item()  # mean diag(H H^T)
             if not (math.isfinite(spread) and spread > 0):
                 raise NumericalError(
-                    f"The similarities of the first batch do not respond to the parameters (mean squared Jacobian {spread}). "
-                    "Check the backbone's weights."
+                    "The similarities of the first batch do not respond to the parameters "
+                    f"(mean squared Jacobian {spread}). Check the backbone's weights."
                 )
             variance = self.config.prior_std**2 / spread
         options = dict(self.config.belief_options)

@@ -5,7 +5,7 @@
 | ``cosine`` | similarity with its own text (the paper to the letter) | 1 | none |
 | ``contrastive`` | probability of its own text among the batch's | 1 | the batch's other texts |
 | ``classes`` | probability of its own class | 1 | all other classes |
-| ``pairwise`` | similarities with all texts of the batch (the paper's ``flatten``) | identity | the batch's other texts |
+| ``pairwise`` | similarities with the batch's texts (the paper's ``flatten``) | identity | the batch's other texts |
 | ``log_likelihood`` | log-probability of its own class | 0 | all other classes |
 | ``categorical`` | probabilities of all classes, whitened; ``R`` from the model | one-hot | all other classes |
 | ``bounded`` | the same with bounded curvature, for the ``top`` most similar classes | one-hot | the nearest classes |

@@ -14,12 +14,12 @@ from kalmanclip.observation.likelihood import Likelihood, Terms
 class BoundedCategorical(Likelihood):
     """Class probabilities, observed with Boehning's bound on the curvature instead of the curvature itself.
 
-    The categorical likelihood's own information about the logits, ``diag(p) - p p^T``, vanishes where the model is sure.
-    If it is sure and wrong, the filter takes the step that would move a flat function to its target: far too long. The
-    bound ``(I - 1 1^T / K) / 2`` is at least as large for every ``p``, so each step climbs a lower bound of the
-    log-likelihood that touches it at the current mean. With ``V = (I - 1 1^T / K) / sqrt 2``, ``V V^T`` the bound, the
-    whitened rows are ``V^T J`` and the innovation is ``sqrt 2 (y - p)``: ``H^T innovation`` is exactly the gradient of
-    the log-likelihood, as in `Categorical`, and ``R = I``.
+    The categorical likelihood's own information about the logits, ``diag(p) - p p^T``, vanishes where the model is
+    sure. If it is sure and wrong, the filter takes the step that would move a flat function to its target: far too
+    long. The bound ``(I - 1 1^T / K) / 2`` is at least as large for every ``p``, so each step climbs a lower bound of
+    the log-likelihood that touches it at the current mean. With ``V = (I - 1 1^T / K) / sqrt 2``, ``V V^T`` the
+    bound, the whitened rows are ``V^T J`` and the innovation is ``sqrt 2 (y - p)``: ``H^T innovation`` is exactly the
+    gradient of the log-likelihood, as in `Categorical`, and ``R = I``.
 
     Args:
         top: how many classes compete for each image: its own and the ``top - 1`` most similar others, at the current

@@ -8,10 +8,11 @@ from kalmanclip.observation.likelihood import Likelihood, Terms, softmax_rows
 class Categorical(Likelihood):
     """``T(y)`` = one-hot, ``y_hat = p``, ``R = diag(p) - p p^T``, whitened.
 
-    ``R`` is singular (probabilities sum to one), so the observation is given in coordinates in which it is the identity:
-    with ``L = diag(sqrt p) - p sqrt(p)^T``, ``L L^T = R``, the rows are ``L^T J`` (``J`` the derivative of the logits),
-    and the innovation is ``(y - p) / sqrt(p)``, for which ``L innovation = y - p``. Then ``H^T H = J^T R J`` is exactly
-    the Fisher information and ``H^T innovation = J^T (y - p)`` exactly the gradient of the log-likelihood.
+    ``R`` is singular (probabilities sum to one), so the observation is given in coordinates in which it is the
+    identity: with ``L = diag(sqrt p) - p sqrt(p)^T``, ``L L^T = R``, the rows are ``L^T J`` (``J`` the derivative of
+    the logits), and the innovation is ``(y - p) / sqrt(p)``, for which ``L innovation = y - p``. Then ``H^T H = J^T R
+    J`` is exactly the Fisher information and ``H^T innovation = J^T (y - p)`` exactly the gradient of the
+    log-likelihood.
     """
 
     def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:

@@ -1,7 +1,7 @@
 """What the filter sees of a batch: the contract that every observation keeps.
 
-An observation turns the similarities of a batch into outputs ``y_hat``, targets ``y`` and derivatives. Output (i, k) may
-depend on row i of the similarity matrix alone, which is what makes Jacobians cheap.
+An observation turns the similarities of a batch into outputs ``y_hat``, targets ``y`` and derivatives. Output (i, k)
+may depend on row i of the similarity matrix alone, which is what makes Jacobians cheap.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def observe(
     needed = likelihood.texts(labels, len(texts[0]) // templates)
     rows = (needed.unsqueeze(1) * templates + torch.arange(templates, device=needed.device)).flatten()
     column = torch.zeros_like(labels) if likelihood.paired else torch.searchsorted(needed, labels)
-    jacobian = SimilarityJacobian(
-        encoder, images, tuple(t[rows] for t in texts), templates, paired=likelihood.paired
-    )
+    jacobian = SimilarityJacobian(encoder, images, tuple(t[rows] for t in texts), templates, paired=likelihood.paired)
     terms = likelihood.terms(jacobian.S, column, encoder.backbone.logit_scale)
     H = jacobian.rows(terms.G)
     R = torch.eye(len(H), dtype=H.dtype, device=H.device) if terms.has_covariance else None
