@@ -23,6 +23,7 @@ class DualEncoder(nn.Module):
     Args:
         backbone: the frozen CLIP; never modified.
         config: where the low-rank parameters sit.
+        seed: of the random ``A``.
 
     Attributes:
         theta: all parameters, (n,): the image tower's, then the text tower's.
@@ -30,7 +31,7 @@ class DualEncoder(nn.Module):
 
     theta: Tensor
 
-    def __init__(self, backbone: Backbone, config: LowRankConfig) -> None:
+    def __init__(self, backbone: Backbone, config: LowRankConfig, seed: int = 0) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config
@@ -38,7 +39,7 @@ class DualEncoder(nn.Module):
         self.text = build_text_tower(backbone.model, backbone.width, config)
         # at least float32, whatever the towers compute in: the filter needs it
         self._lay_out(backbone.device, torch.promote_types(backbone.dtype, torch.float32))
-        generator = torch.Generator().manual_seed(config.seed)
+        generator = torch.Generator().manual_seed(seed)
         for layer in self.layers():
             layer.reset(generator)
 

@@ -32,7 +32,6 @@ class LowRankConfig:
             frozen and computed once per image.
         rank: r, the rank of every correction.
         scale: s, the factor in ``s B A``.
-        seed: of the random ``A``.
     """
 
     placement: str = "head"
@@ -41,7 +40,6 @@ class LowRankConfig:
     last_blocks: int | None = None
     rank: int = 16
     scale: float = 1.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.placement not in ("head", "towers"):

@@ -25,14 +25,15 @@ ENCODE_BATCH = 64
 
 @dataclass(frozen=True)
 class KalmanConfig:
-    """Everything that can be chosen about the method; the defaults are the preset ``default``.
+    """Everything that can be chosen about the method.
 
     Attributes:
         low_rank: where the parameters sit.
         observation: what the filter sees, see `kalmanclip.observation`.
         observation_options: what that observation takes, e.g. ``{"top": 20}`` for 'bounded'.
         belief: structure of the covariance, see `kalmanclip.filtering`.
-        belief_options: what that structure takes, e.g. ``{"rank": 20}`` for 'low_rank'.
+        belief_options: what that structure takes, e.g. ``{"rank": 20}`` for 'low_rank'. Unless given here, 'diagonal'
+            is updated by precision and 'block' has one block per low-rank layer.
         filter: ``alpha``, ``q``, what is regulated.
         noise: ``beta``, method 1 or 2, ``R_0``, structure.
         prior_std: how far, in units of cosine similarity, a matched similarity may move under the prior (one standard
@@ -47,7 +48,7 @@ class KalmanConfig:
     observation: str = "bounded"
     observation_options: dict[str, Any] = field(default_factory=dict)
     belief: str = "diagonal"
-    belief_options: dict[str, Any] = field(default_factory=lambda: {"update": "precision"})
+    belief_options: dict[str, Any] = field(default_factory=dict)
     filter: FilterConfig = field(default_factory=FilterConfig)
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(structure="exchangeable"))
     prior_std: float = 0.3
@@ -97,7 +98,7 @@ class Kalman:
     def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
         self.backbone = backbone
         self.config = config or KalmanConfig()
-        self.encoder = DualEncoder(backbone, self.config.low_rank)
+        self.encoder = DualEncoder(backbone, self.config.low_rank, self.config.seed)
         self.filter: KalmanFilter | None = None
         self.history: list[Step] = []
         self.class_names: list[str] = []
@@ -112,7 +113,7 @@ class Kalman:
 
     def fit(self, task: FewShotTask, progress: Progress = silent) -> list[Step]:
         """Filters ``config.epochs`` passes over the training images, starting from the prior."""
-        self.encoder = DualEncoder(self.backbone, self.config.low_rank)
+        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
         self.filter, self.history = None, []
         self.set_classes(task.class_names, task.templates)
         return self.update(task.train, self.config.epochs, progress)
@@ -185,10 +186,12 @@ class Kalman:
                     f"(mean squared Jacobian {spread}). Check the backbone's weights."
                 )
             variance = self.config.prior_std**2 / spread
-        options = dict(self.config.belief_options)
-        if self.config.belief == "block":
-            options.setdefault("groups", self.encoder.groups)
-        belief = make_belief(self.config.belief, self.encoder.theta, variance, **options)
+        options: dict[str, dict[str, Any]] = {
+            "diagonal": {"update": "precision"},  # learns better than 'covariance' from whitened observations
+            "block": {"groups": self.encoder.groups},
+        }
+        chosen = options.get(self.config.belief, {}) | self.config.belief_options
+        belief = make_belief(self.config.belief, self.encoder.theta, variance, **chosen)
         return KalmanFilter(belief, ObservationNoise(self.config.noise), self.config.filter)
 
     def _store(self, images: LabelledImages, progress: Progress) -> ActivationStore:
