@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     start.set_classes(task.class_names, templates)
     accuracy, nll = scores(start)
     table = Table(
-        title=f"{options.folder.name}, {options.shots} shots, {options.epochs} epochs, {len(held_out)} held-out training "
-        f"images: accuracy in % / NLL (zero-shot {accuracy:.1f} / {nll:.2f})"
+        title=f"{options.folder.name}, {options.shots} shots, {options.epochs} epochs, {len(held_out)} held-out "
+        f"training images: accuracy in % / NLL (zero-shot {accuracy:.1f} / {nll:.2f})"
     )
     table.add_column("observation")
     for placement in PLACEMENTS:

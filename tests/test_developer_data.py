@@ -6,8 +6,8 @@ gains about 51 points, OxfordPets about 11.
 
 import pytest
 import torch
-
 from benchmarks.accuracy import TEMPLATES, shots_of
+
 from kalmanclip import KalmanCLIP
 from kalmanclip.data import read_folder
 

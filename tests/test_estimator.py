@@ -270,3 +270,25 @@ def test_config_and_single_options_combine(tiny):
 def test_shots(tiny, shapes):
     clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes, shots=2)
     assert clf.method.filter.steps == 2 * 2  # six images in batches of four, twice
+
+
+def test_partial_fit_understands_other_spellings_lists_and_single_classes(tiny, shapes, tmp_path):
+    clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes)
+    picture = Image.open(shapes / "circle" / "0.png")
+    clf.partial_fit([picture, picture], ["Circle", "red_disc"])
+    assert clf.classes_ == ["circle", "square", "triangle", "red disc"]
+    clf.partial_fit([picture], [0])  # numbers count in the classes so far
+    (tmp_path / "only" / "blue_disc").mkdir(parents=True)
+    picture.save(tmp_path / "only" / "blue_disc" / "0.png")
+    clf.partial_fit(tmp_path / "only")
+    assert clf.classes_[-1] == "blue disc"
+    clf.partial_fit(read_folder(shapes))
+    assert len(clf.classes_) == 5
+    with pytest.raises(DataError):
+        clf.partial_fit([picture], [5])
+
+
+def test_partial_fit_without_fit_starts_from_the_prior(tiny, shapes):
+    online = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).partial_fit(shapes)
+    batch = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).fit(shapes)
+    assert torch.equal(online.method.encoder.theta, batch.method.encoder.theta)

@@ -14,6 +14,7 @@ import torch
 from kalmanclip.adapter import load_adapter, read_description, save_adapter
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
+    FewShotTask,
     LabelledImages,
     from_lists,
     read_folder,
@@ -103,9 +104,7 @@ class KalmanCLIP:
             after_epoch: called after each pass with the number of finished passes; saving there makes a fit resumable.
         """
         train = sample_shots(_labelled(images, labels, class_names), shots, self.config.seed)
-        self.method = Kalman(self.backbone, self.config)
-        self.method.set_classes(train.class_names, self.templates)
-        self.method.update(train, self.config.epochs, progress, after_epoch)
+        self.method.fit(FewShotTask(train, templates=self.templates, seed=self.config.seed), progress, after_epoch)
         return self
 
     def partial_fit(
@@ -120,14 +119,14 @@ class KalmanCLIP:
     ) -> KalmanCLIP:
         """Goes on filtering with more images: the posterior so far is the prior now.
 
-        Classes not seen before are added. Without `fit` before it, it starts from the prior.
+        Classes not seen before are added; one class alone is enough. Without `fit` before it, it starts from the prior.
         """
+        if isinstance(images, LabelledImages):  # its numbers count in its own names
+            labels, images = [images.class_names[label] for label in images.labels], images.sources
         new = _labelled(images, labels, class_names, known=self.classes_)
-        names = self.classes_ + [n for n in new.class_names if n not in self.classes_]
-        if names != self.classes_:
-            self.set_classes(names)
-        renumbered = [names.index(new.class_names[label]) for label in new.labels]
-        self.method.update(LabelledImages(new.sources, renumbered, names), epochs, progress, after_epoch)
+        if new.class_names != self.classes_:
+            self.set_classes(new.class_names)
+        self.method.update(new, epochs, progress, after_epoch)
         return self
 
     def predict_proba(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
@@ -144,7 +143,7 @@ class KalmanCLIP:
 
     def score(self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent) -> float:
         """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
-        test = _labelled(images, labels, self.classes_, known=self.classes_)
+        test = _labelled(images, labels, self.classes_)
         logits = self.method.logits(test.sources, progress)
         return float((logits.argmax(dim=1) == torch.tensor(test.labels)).float().mean())
 
@@ -195,9 +194,9 @@ def _labelled(
     if labels is not None:
         if isinstance(images, (str, os.PathLike)):
             raise ConfigError("labels go with a list of images; a folder's labels are its class folders.")
-        return from_lists(images, labels, class_names or (known or None))
+        return from_lists(images, labels, class_names, known)
     if isinstance(images, (str, os.PathLike)):
-        return read_folder(images, class_names)
+        return read_folder(images, class_names, known)
     raise ConfigError("A list of images needs labels: give one label per image, or a folder of class folders.")
 
 

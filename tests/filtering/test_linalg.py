@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kalmanclip.errors import NumericalError
-from kalmanclip.filtering.linalg import cholesky, log_density, mahalanobis, spectral
+from kalmanclip.filtering.linalg import cholesky, log_density, mahalanobis, spectral, whiten
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 devices = pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.is_available())
@@ -86,3 +86,20 @@ def test_spectral_inverse_square_root():
     matrix = root @ root.mT
     inverse_root = spectral(matrix, torch.rsqrt)
     torch.testing.assert_close(inverse_root @ matrix @ inverse_root, torch.eye(4).double())
+
+
+@dtypes
+def test_whitened_rows_have_the_information_of_the_rows(dtype):
+    """(L^-1 H)^T (L^-1 H) = H^T R^-1 H, for a full R and for the shortcut of a diagonal one."""
+    generator = torch.Generator().manual_seed(1)
+    H = torch.randn(3, 5, generator=generator, dtype=dtype)
+    A = torch.randn(3, 3, generator=generator, dtype=dtype)
+    full = A @ A.mT + torch.eye(3, dtype=dtype)
+    for R in (full, torch.diag(full.diagonal()), torch.eye(3, dtype=dtype)):
+        white = whiten(R, H)
+        torch.testing.assert_close(white.mT @ white, H.mT @ torch.linalg.solve(R, H))
+
+
+def test_whitening_refuses_a_diagonal_that_is_not_a_variance():
+    with pytest.raises(NumericalError):
+        whiten(torch.diag(torch.tensor([1.0, -1.0])), torch.ones(2, 4))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kalmanclip.data.images import IMAGE_SUFFIXES
-from kalmanclip.data.labelled import LabelledImages, from_lists, require_two_classes
+from kalmanclip.data.labelled import LabelledImages, extend_classes, from_lists, require_two_classes
 from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder
 from kalmanclip.data.walk import entries, image_files, is_image_name, natural_key
 from kalmanclip.errors import DataError
@@ -21,7 +21,9 @@ _EXAMPLE = """one folder per class, for example
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 
-def read_folder(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> LabelledImages:
+def read_folder(
+    path: str | os.PathLike[str], class_names: Sequence[str] | None = None, known: Sequence[str] = ()
+) -> LabelledImages:
     """Return the images of a folder of class folders; nothing is decoded yet.
 
     Every folder in `path` is a class, named by `class_name_from_folder`, and its images are all files under
@@ -33,6 +35,8 @@ def read_folder(path: str | os.PathLike[str], class_names: Sequence[str] | None 
         path: the folder.
         class_names: the C classes of an existing adapter. Folders are matched to them regardless of case,
             underscores and spaces, the result has exactly these names, and classes without a folder are fine.
+        known: classes to which the folders may add, where `class_names` is not given: the result names these
+            first, then the new ones.
 
     Raises:
         DataError: there is no such folder, it has no class folders or only one, a class folder has no images
@@ -47,7 +51,7 @@ def read_folder(path: str | os.PathLike[str], class_names: Sequence[str] | None 
     names = [folder.name for folder in folders]
     check_distinct(names, "folder")
     if class_names is None:
-        class_names = sorted(map(class_name_from_folder, names), key=natural_key)
+        class_names = extend_classes(known, names)
         require_two_classes(class_names, str(root), f"If the class folders lie inside it, pass {folders[0]}")
     index = ClassIndex(class_names)
     sources, labels = [], []

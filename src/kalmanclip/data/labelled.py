@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kalmanclip.data.images import ImageSource
-from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder
+from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder, name_key
 from kalmanclip.data.walk import natural_key
 from kalmanclip.errors import DataError
 
@@ -61,7 +61,10 @@ class LabelledImages:
 
 
 def from_lists(
-    sources: Iterable[ImageSource], labels: Iterable[Any], class_names: Sequence[str] | None = None
+    sources: Iterable[ImageSource],
+    labels: Iterable[Any],
+    class_names: Sequence[str] | None = None,
+    known: Sequence[str] = (),
 ) -> LabelledImages:
     """Return labelled images from a list of images and a list of labels of the same length N.
 
@@ -73,6 +76,8 @@ def from_lists(
             `read_folder` would put them. With it, strings are looked up regardless of case, underscores and
             spaces. For integers it is required: prompts are made of names, and "a photo of a 7." describes
             nothing unless the classes are digits.
+        known: classes to which the labels may add, where `class_names` is not given: strings that are none of
+            these become new classes behind them, integers count in these.
 
     Raises:
         DataError: lengths differ; names are missing, unknown or double; there is nothing to tell apart.
@@ -84,7 +89,7 @@ def from_lists(
     if any(strings) and not all(strings):
         raise DataError("labels mix strings with other types; use one kind for all images")
     if class_names is None:
-        class_names = _names_from_labels(label_list)
+        class_names = _names_from_labels(label_list, known)
     if any(strings):
         index = ClassIndex(class_names)
         label_list = [index.label(label, "label") for label in label_list]
@@ -97,18 +102,26 @@ def require_two_classes(class_names: Sequence[str], where: str, advice: str) -> 
         raise DataError(f"{where} has only one class, {class_names[0]!r}; at least two are needed. {advice}")
 
 
-def _names_from_labels(labels: list[Any]) -> list[str]:
-    """Class names from string labels."""
+def extend_classes(known: Sequence[str], spellings: Iterable[str]) -> list[str]:
+    """Return the `known` class names, then those that `spellings` add to them, cleaned and in natural order."""
+    have = {name_key(name) for name in known}
+    return [*known, *sorted((class_name_from_folder(s) for s in spellings if name_key(s) not in have), key=natural_key)]
+
+
+def _names_from_labels(labels: list[Any], known: Sequence[str]) -> list[str]:
+    """Class names from string labels, or the known ones for integers."""
     if not labels:
         raise DataError("there are no images; give at least one image of each of two classes")
     if not isinstance(labels[0], str):
+        if known:
+            return list(known)
         raise DataError(
             "labels are numbers without names, and the prompts need names: pass class_names, "
             "for example ['cat', 'dog'] for the labels 0 and 1, or [str(i) for i in range(10)] for digits"
         )
     spellings = sorted(set(labels))
     check_distinct(spellings, "label")
-    names = sorted(map(class_name_from_folder, spellings), key=natural_key)
+    names = extend_classes(known, spellings)
     require_two_classes(names, "the list of labels", "Pass class_names if the others just do not occur here.")
     return names
 

@@ -111,12 +111,17 @@ class Kalman:
         prompts = [prompt for group in class_prompts(self.templates, self.class_names) for prompt in group]
         self._texts = self.encoder.text.prefix(self.encoder.tokenize(prompts))
 
-    def fit(self, task: FewShotTask, progress: Progress = silent) -> list[Step]:
-        """Filters ``config.epochs`` passes over the training images, starting from the prior."""
+    def fit(
+        self,
+        task: FewShotTask,
+        progress: Progress = silent,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> list[Step]:
+        """Filters ``config.epochs`` passes over the training images, starting from the prior; see `update`."""
         self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
         self.filter, self.history = None, []
         self.set_classes(task.class_names, task.templates)
-        return self.update(task.train, self.config.epochs, progress)
+        return self.update(task.train, self.config.epochs, progress, after_epoch)
 
     def update(
         self,
