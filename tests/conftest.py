@@ -1,6 +1,10 @@
 """Small pictures, the embedded backbone, and the developer data where it is at hand."""
 
+import os
 from pathlib import Path
+
+# Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest

@@ -62,6 +62,7 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         "config": to_dict(method.config),
         "steps": method.filter.steps,
         "skipped": method.filter.skipped,
+        "prior_variance": method.prior_variance,
         "tensors": {"file": file, "sha256": digest},
         "notes": notes or {},
     }
@@ -124,7 +125,7 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
             f"{str(wanted.get('hash'))[:12]}..., but {backbone.name!r} has weights {backbone.hash[:12]}.... "
             f"Load it with model={wanted.get('name')!r}, or fit again on this backbone."
         )
-    tensors = _read_tensors(folder, description["tensors"])
+    tensors = read_tensors(folder, description["tensors"])
     method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError))
     parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}}
     for name, tensor in tensors.items():
@@ -144,11 +145,13 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
     method.filter = KalmanFilter(belief, noise, method.config.filter)
     method.filter.steps = description.get("steps", 0)
     method.filter.skipped = description.get("skipped", 0)
+    method.prior_variance = description.get("prior_variance")
     method.set_classes(description["class_names"], description["templates"])
     return method, description
 
 
-def _read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors that a description's entry ``tensors`` points to, checked against its hash."""
     path = folder / Path(entry["file"]).name  # the name alone: a description cannot point outside its folder
     advice = "Fit again, or restore a copy of the folder."
     if not path.is_file():

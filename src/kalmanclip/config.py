@@ -31,6 +31,8 @@ def from_dict(cls: type[T], values: Any, error: type[KalmanClipError] = ConfigEr
         raise error(f"Unknown option {unknown[0]!r} for {cls.__name__}. Known options: {', '.join(known)}.")
     try:
         return cls(**{name: _revive(hints[name], value, error) for name, value in values.items()})
+    except ConfigError as problem:
+        raise error(str(problem)) from problem
     except (TypeError, ValueError) as problem:
         raise error(f"The options of {cls.__name__} are not valid: {problem}") from problem
 

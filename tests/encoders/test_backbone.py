@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from kalmanclip.encoders import load_backbone
-from kalmanclip.errors import ModelError
+from kalmanclip.errors import ConfigError, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +157,9 @@ def test_cropping_thin_images_first_changes_nothing(tiny):
         120, is_train=False, mean=open_clip.OPENAI_DATASET_MEAN, std=open_clip.OPENAI_DATASET_STD
     )(wide)
     assert torch.allclose(tiny.preprocess(wide), whole, atol=0.02)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "toaster"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ConfigError, match=f"'{device}' cannot be used here"):
+        load_backbone("tiny", device)

@@ -167,7 +167,7 @@ def test_logit_belief_is_the_linearised_posterior(tiny, task):
 def test_all_steps_skipped_is_an_error(tiny, task, monkeypatch):
     method = Kalman(tiny, QUICK)
     monkeypatch.setattr("kalmanclip.observation.bounded.BoundedCategorical.terms", _poisoned)
-    with pytest.raises(NumericalError, match="All 8 steps were skipped"):
+    with pytest.raises(NumericalError, match="All 4 steps were skipped"):
         method.fit(task)
 
 
@@ -195,6 +195,7 @@ def test_no_images_and_no_classes(tiny, task):
         {"prior_std": 0.0},
         {"prior_std": float("nan")},
         {"observation": "?"},
+        {"belief": "?"},
         {"prior_variance": -1.0},
     ],
 )
@@ -208,3 +209,13 @@ def test_short_batches_with_the_papers_noise(tiny, task):
     method = fitted(tiny, task, config)  # ten, then five
     assert method.filter.noise.R.shape == (10, 10)
     assert method.filter.skipped == 0
+
+
+@pytest.mark.parametrize("low_rank", [LowRankConfig(rank=2), LowRankConfig(placement="towers", rank=2, last_blocks=1)])
+def test_tuned_and_zero_shot_scores_from_one_pass(tiny, task, low_rank):
+    untouched = Kalman(tiny)
+    untouched.set_classes(task.class_names, task.templates)
+    method = fitted(tiny, task, dataclasses.replace(QUICK, low_rank=low_rank, epochs=1))
+    tuned, zero_shot = method.logits_and_zero_shot(task.train.sources)
+    assert torch.allclose(tuned, method.logits(task.train.sources), atol=1e-4)
+    assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)

@@ -25,7 +25,7 @@ from open_clip.pretrained import get_pretrained_cfg
 from PIL import Image
 from torch import Tensor
 
-from kalmanclip.errors import ModelError
+from kalmanclip.errors import ConfigError, ModelError
 
 TINY = "tiny"
 _TINY_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
@@ -89,9 +89,11 @@ def load_backbone(name: str = TINY, device: str | torch.device = "cpu") -> Backb
     """Builds a frozen CLIP from its name (see the table at the top of this module).
 
     Raises:
+        ConfigError: this machine has no such device.
         ModelError: unknown architecture or tag, weights that are not at hand, a file that does not fit or would have to
             execute code to load. The message names the file, where to put it, and ``tiny`` as the alternative.
     """
+    check_device(device)
     architecture, weights = _parse(name)
     options: dict[str, Any] = {}
     if weights and Path(weights).suffix in (".pt", ".bin", ".pth"):
@@ -132,6 +134,17 @@ class _Preprocess:
             dx, dy = (cut, 0) if width > height else (0, cut)
             image = image.crop((dx, dy, width - dx, height - dy))
         return self.transform(image)
+
+
+def check_device(device: str | torch.device) -> None:
+    """Refuses a device that this machine does not have, before anything is loaded onto it."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        raise ConfigError(
+            f"The device {str(device)!r} cannot be used here: {_first_line(problem)}. Use 'cpu', or leave the choice "
+            "to kalmanclip."
+        ) from problem
 
 
 def architecture_of(name: str) -> str:

@@ -18,7 +18,7 @@ each structure has a file; `noise.py` estimates the observation noise; `observat
 sees.
 """
 
-from kalmanclip.filtering.belief import Belief, make_belief, restore_belief
+from kalmanclip.filtering.belief import Belief, belief_structure, make_belief, restore_belief
 from kalmanclip.filtering.block_diagonal import BlockDiagonal
 from kalmanclip.filtering.dense import Dense
 from kalmanclip.filtering.diagonal import Diagonal
@@ -40,6 +40,7 @@ __all__ = [
     "Observation",
     "ObservationNoise",
     "Step",
+    "belief_structure",
     "flat_parameters",
     "load_flat",
     "make_belief",

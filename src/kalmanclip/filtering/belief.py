@@ -130,7 +130,8 @@ def check_inflation(q: float) -> None:
         raise ConfigError(f"the process noise q must be finite and not negative, not {q}")
 
 
-def _structure(kind: str) -> type[Belief]:
+def belief_structure(kind: str) -> type[Belief]:
+    """Return the class of that name, or raise `ConfigError` with the names there are."""
     if kind not in _KINDS:
         raise ConfigError(f"unknown covariance structure {kind!r}; choose one of {', '.join(sorted(_KINDS))}")
     return _KINDS[kind]
@@ -148,7 +149,7 @@ def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: An
     Raises:
         ConfigError: there is no such structure, or an option is missing, unknown or has a bad value.
     """
-    structure = _structure(kind)
+    structure = belief_structure(kind)
     try:
         inspect.signature(structure.prior).bind(mean, variance, **options)
     except TypeError as error:
@@ -158,7 +159,7 @@ def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: An
 
 def restore_belief(kind: str, state: Mapping[str, Tensor]) -> Belief:
     """Rebuild a belief from the name of its structure and the tensors of its `state_dict`."""
-    structure = _structure(kind)
+    structure = belief_structure(kind)
     try:
         return structure.from_state(state)
     except KeyError as error:

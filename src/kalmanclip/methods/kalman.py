@@ -15,7 +15,15 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig, SimilarityJacobian
 from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
-from kalmanclip.filtering import FilterConfig, KalmanFilter, NoiseConfig, ObservationNoise, Step, make_belief
+from kalmanclip.filtering import (
+    FilterConfig,
+    KalmanFilter,
+    NoiseConfig,
+    ObservationNoise,
+    Step,
+    belief_structure,
+    make_belief,
+)
 from kalmanclip.methods.base import Progress, silent
 from kalmanclip.observation import make_likelihood, observe
 
@@ -58,9 +66,9 @@ class KalmanConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        make_likelihood(
-            self.observation, **self.observation_options
-        )  # an unknown name is an error here, not in the middle of a run
+        # an unknown name is an error here, not in the middle of a run
+        make_likelihood(self.observation, **self.observation_options)
+        belief_structure(self.belief)
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -93,6 +101,7 @@ class Kalman:
         encoder: the adapted towers; ``encoder.theta`` is the mean of the belief.
         filter: the Kalman filter, None before the first image is seen.
         history: one record per step.
+        prior_variance: that of each parameter before the first image; None until then.
     """
 
     def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
@@ -101,6 +110,7 @@ class Kalman:
         self.encoder = DualEncoder(backbone, self.config.low_rank, self.config.seed)
         self.filter: KalmanFilter | None = None
         self.history: list[Step] = []
+        self.prior_variance: float | None = None
         self.class_names: list[str] = []
         self.templates: tuple[str, ...] = ()
         self._texts: Activations = ()
@@ -142,7 +152,7 @@ class Kalman:
             The records of the steps taken.
 
         Raises:
-            NumericalError: every single step had to be skipped.
+            NumericalError: every single step of the first pass had to be skipped.
         """
         if not len(images):
             raise DataError("There are no images to learn from.")
@@ -155,14 +165,14 @@ class Kalman:
             for batch in self._order(len(images)).split(size):
                 records.append(self._step(store[batch], labels[batch.to(labels.device)]))
                 progress("filtering", len(records), steps)
+            if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
+                raise NumericalError(
+                    f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
+                    "Try a smaller prior_std, or another observation."
+                )
             if after_epoch is not None:
                 after_epoch(epoch + 1)
         self.history += records
-        if all(r.skipped for r in records):
-            raise NumericalError(
-                f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
-                "Try a smaller prior_std, or another observation."
-            )
         return records
 
     def _order(self, count: int) -> Tensor:
@@ -191,6 +201,7 @@ class Kalman:
                     f"(mean squared Jacobian {spread}). Check the backbone's weights."
                 )
             variance = self.config.prior_std**2 / spread
+        self.prior_variance = variance
         options: dict[str, dict[str, Any]] = {
             "diagonal": {"update": "precision"},  # learns better than 'covariance' from whitened observations
             "block": {"groups": self.encoder.groups},
@@ -212,14 +223,9 @@ class Kalman:
 
     def _decode(self, sources: Iterable[ImageSource]) -> Iterator[Tensor]:
         """Preprocessed batches (B, 3, h, w) on the model's device."""
-        for batch in image_batches(sources, self.backbone.preprocess, ENCODE_BATCH):
+        side = self.backbone.image_size
+        for batch in image_batches(sources, self.backbone.preprocess, ENCODE_BATCH, min_side=side):
             yield batch.to(self.backbone.device, self.backbone.dtype)
-
-    @torch.no_grad()
-    def _class_embeddings(self) -> Tensor:
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        return self.encoder.encode_texts(self._texts, len(self.templates))
 
     def _each_batch(
         self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
@@ -232,13 +238,29 @@ class Kalman:
             progress("reading images", done, len(sources))
         return scores
 
-    @torch.no_grad()
     def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
         """Similarities over tau at the mean of the belief, (N, C) on the CPU."""
-        T = self._class_embeddings()
-        scores = self._each_batch(images, lambda a: self.encoder.encode_images(a) @ T.mT, progress)
+        return self._logits([self.encoder], images, progress)[0]
+
+    def logits_and_zero_shot(self, images: Iterable[ImageSource], progress: Progress = silent) -> tuple[Tensor, Tensor]:
+        """`logits`, and those of the untouched model with the same prompts; the frozen part runs once for both."""
+        untouched = DualEncoder(self.backbone, self.config.low_rank)
+        tuned, zero_shot = self._logits([self.encoder, untouched], images, progress)
+        return tuned, zero_shot
+
+    @torch.no_grad()
+    def _logits(self, encoders: list[DualEncoder], images: Iterable[ImageSource], progress: Progress) -> list[Tensor]:
+        """Scores (N, C) by each encoder; all of them share their frozen prefix."""
+        if not self.class_names:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        T = [encoder.encode_texts(self._texts, len(self.templates)) for encoder in encoders]
+        batches = self._each_batch(
+            images, lambda a: [e.encode_images(a) @ t.mT for e, t in zip(encoders, T, strict=True)], progress
+        )
+        if not batches:
+            return [torch.empty(0, len(self.class_names)) for _ in encoders]
         scale = self.backbone.logit_scale
-        return scale * torch.cat(scores).cpu() if scores else torch.empty(0, len(self.class_names))
+        return [scale * torch.cat(column).cpu() for column in zip(*batches, strict=True)]
 
     def logit_belief(self, images: Iterable[ImageSource], progress: Progress = silent) -> LogitBelief:
         """Mean and standard deviation of the logits under the belief, ``J Sigma J^T`` linearised at the mean."""

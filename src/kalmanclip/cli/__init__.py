@@ -1,0 +1,66 @@
+"""The command line: one file per command, over the same estimator that Python users have.
+
+Everything heavy (torch, open_clip, matplotlib) is imported inside the commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import kalmanclip
+from kalmanclip.cli import demo, evaluate, export, fit, info, predict
+from kalmanclip.cli.guard import guarded, set_debug
+
+app = typer.Typer(
+    name="kalmanclip",
+    help="Fine-tune CLIP from a handful of images per class with a Kalman filter.",
+    epilog="[bold]First steps[/bold]\n\n"
+    "  kalmanclip demo\n\n"
+    "  kalmanclip fit photos/ -o pets.adapter\n\n"
+    "  kalmanclip predict pets.adapter new.jpg\n\n"
+    "Every command has its own examples: kalmanclip COMMAND --help",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # `guarded` speaks to people; --debug shows Python's own traceback
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kalmanclip {kalmanclip.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="KALMANCLIP_DEBUG", help="Show tracebacks, warnings and logs.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    set_debug(debug)
+
+
+def _register(command: Callable[..., None], examples: str) -> None:
+    lines = "\n\n".join(f"  {line}" for line in examples.strip().splitlines())
+    app.command(epilog=f"[bold]Examples[/bold]\n\n{lines}")(guarded(command))
+
+
+_register(demo.demo, demo.EXAMPLES)
+_register(fit.fit, fit.EXAMPLES)
+_register(predict.predict, predict.EXAMPLES)
+_register(evaluate.evaluate, evaluate.EXAMPLES)
+_register(export.export, export.EXAMPLES)
+_register(info.info, info.EXAMPLES)
+
+
+def main() -> None:
+    """The console script ``kalmanclip``."""
+    app()

@@ -1,0 +1,188 @@
+"""``kalmanclip fit``: from a folder of class folders to an adapter, resumable after every pass."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kalmanclip.cli import resume as resuming
+from kalmanclip.cli.common import Device, check_device, naming_bad_images, refuse_foreign, writable_folder
+from kalmanclip.cli.guard import INTERRUPTED
+from kalmanclip.cli.options import build_config
+from kalmanclip.cli.screen import bars, command_line, facts, note, say, size_of, some, suggest, waiting
+from kalmanclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.data import LabelledImages
+    from kalmanclip.estimator import KalmanCLIP
+
+EXAMPLES = """
+kalmanclip fit photos/ -o pets.adapter
+kalmanclip fit photos/ -o pets.adapter --shots 16 --model ViT-B-16:openai
+kalmanclip fit photos/ -o pets.adapter --template "a photo of a {}, a type of pet."
+kalmanclip fit photos/ -o pets.adapter --resume
+"""
+
+METHOD = "The method (what is left out keeps the preset's value)"
+
+
+def fit(
+    folder: Annotated[Path, typer.Argument(help="One folder per class, named like the class.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the adapter goes: a new folder.", show_default=False)
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The CLIP to tune: tiny (embedded, the default), ViT-B-16:openai, RN50:openai, ..."),
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Use only so many images of each class, drawn with the seed.", min=1)
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(help='A prompt such as "a photo of a {}."; give several and they are averaged.'),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=METHOD)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=METHOD)] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of the tuned corrections.", rich_help_panel=METHOD)] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(help="Where they sit: head (fast) or towers (inside the transformer).", rich_help_panel=METHOD),
+    ] = None,
+    observation: Annotated[
+        str | None,
+        typer.Option(help="What the filter sees of a batch; a wrong name lists them.", rich_help_panel=METHOD),
+    ] = None,
+    belief: Annotated[
+        str | None,
+        typer.Option(help="Structure of the covariance; a wrong name lists them.", rich_help_panel=METHOD),
+    ] = None,
+    prior_std: Annotated[
+        float | None,
+        typer.Option(help="How far similarities may move, a priori.", rich_help_panel=METHOD),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="How strongly surprising batches are damped.", rich_help_panel=METHOD)
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=METHOD)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.", rich_help_panel=METHOD)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file with any of the method's options; flags win.", rich_help_panel=METHOD),
+    ] = None,
+    device: Device = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted fit; its options are remembered.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is already there.")] = False,
+) -> None:
+    """Learn classes from a few labelled images and write an adapter.
+
+    The adapter is saved after every pass over the images, so little is lost when something stops the run:
+    --resume goes on from there and ends with the same adapter.
+    """
+    started = time.monotonic()
+    if resume and force:
+        raise ConfigError("--resume goes on with an adapter, --force replaces it. Give one of them.")
+    refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
+    before = None if force else resuming.find(output)  # what is to be replaced may be damaged
+    if before and not resume:
+        resuming.refuse_overwriting(output, before)
+
+    with waiting("Loading"):
+        from kalmanclip.data import read_folder, sample_shots
+        from kalmanclip.estimator import KalmanCLIP
+
+    flags = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "low_rank.rank": rank,
+        "low_rank.placement": placement,
+        "observation": observation,
+        "belief": belief,
+        "prior_std": prior_std,
+        "filter.alpha": alpha,
+        "noise.beta": beta,
+        "seed": seed,
+    }
+    options = build_config(flags, config, start=before and before["config"])
+    if before:
+        resuming.require_same_options(before, options, model, template, shots)
+        shots = before["notes"].get("shots")
+    images = sample_shots(read_folder(folder), shots, options.seed)
+    fingerprint = resuming.fingerprint(folder, images)
+    if before:
+        resuming.require_same_images(before, images, fingerprint)
+    check_device(device)
+
+    with writable_folder(output):
+        with waiting("Loading the model"):
+            if before:
+                clf = KalmanCLIP.load(output, device=device)
+            else:
+                given = {"model": model, "templates": template or None, "device": device}
+                clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+        done = clf.notes.get("epochs_done", 0)
+        if done >= options.epochs:
+            say(f"{output} is finished: all {options.epochs} passes are done. There is nothing to resume.")
+            return
+        if before:
+            note(f"Going on after pass {done} of {options.epochs}.")
+        clf.notes |= {"folder": str(folder), "shots": shots, "images": fingerprint}
+        clf.notes |= {"epochs": options.epochs, "epochs_done": done}
+        try:
+            _learn(clf, images, output)
+        except KeyboardInterrupt:
+            _say_how_to_resume(folder, output, clf.notes)
+            raise typer.Exit(INTERRUPTED) from None
+    _summarise(clf, len(images), output, time.monotonic() - started)
+
+
+def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
+    """Filters the passes that are not done yet; saves after each."""
+    done, notes = clf.notes["epochs_done"], clf.notes
+
+    def save(passes: int) -> None:
+        clf.notes = notes | {"epochs_done": done + passes}
+        clf.save(output)
+
+    with bars() as progress, naming_bad_images(images.sources):
+        if done:
+            clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
+        else:
+            clf.fit(images, progress=progress, after_epoch=save)
+
+
+def _say_how_to_resume(folder: Path, output: Path, notes: dict[str, Any]) -> None:
+    if notes["epochs_done"] == 0:
+        note("Stopped before the first pass was finished: nothing was saved. The same command starts again.")
+        return
+    note(
+        f"Stopped. {notes['epochs_done']} of {notes['epochs']} passes are saved in {output}. Go on with:\n"
+        f"  {command_line('fit', folder, '-o', output, '--resume')}"
+    )
+
+
+def _summarise(clf: KalmanCLIP, images: int, output: Path, seconds: float) -> None:
+    kalman = clf.method.filter
+    assert kalman is not None
+    damping = [step.regulation for step in clf.method.history if not step.skipped]
+    facts(
+        [
+            ("classes", f"{len(clf.classes_)} ({some(clf.classes_)})"),
+            ("images", images),
+            ("steps", f"{kalman.steps}, of which {kalman.skipped} skipped"),
+            ("mean lambda", f"{sum(damping) / len(damping):.3f} (1: no batch surprised the filter)"),
+            ("time", f"{seconds:.1f} s"),
+            ("saved in", f"{output} ({size_of(output)})"),
+        ]
+    )
+    suggest(
+        (command_line("predict", output, "IMAGES"), "classify files or folders"),
+        (command_line("evaluate", output, "FOLDER"), "measure it on labelled images it has not seen"),
+    )

@@ -1,0 +1,80 @@
+"""What surrounds every command: a quiet screen, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from kalmanclip.cli.screen import complain, note
+from kalmanclip.errors import KalmanClipError
+
+INTERRUPTED = 130
+"""What shells report for a program that was stopped with Ctrl-C."""
+
+_debug = False
+
+
+def set_debug(wanted: bool) -> None:
+    """Whether errors come with their traceback, and libraries may warn and log."""
+    global _debug
+    _debug = wanted
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with errors turned into one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            with _quiet():
+                command(*args, **kwargs)
+        except KeyboardInterrupt:
+            note("Stopped.")
+            raise typer.Exit(INTERRUPTED) from None
+        except KalmanClipError as error:
+            _give_up(str(error), error.exit_code)
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise  # the command line library's own business
+        except Exception as error:
+            kind, detail = type(error).__name__, str(error).strip() or "no details"
+            _give_up(
+                f"unexpected {kind}: {detail}. This should not happen; please report it with the output of "
+                "`kalmanclip --debug ...` and `kalmanclip info`.",
+                1,
+            )
+
+    return run
+
+
+def _give_up(message: str, code: int) -> None:
+    if _debug:
+        raise  # the error that is being handled
+    complain(message)
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the chatter of libraries off the screen, and their threads from blocking the processor."""
+    # Threads that spin while they wait make small products hundreds of times slower on a busy machine. The policy
+    # is read when torch is first imported, which no command has done yet.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if _debug:
+        yield
+        return
+    root = logging.getLogger()  # open_clip logs there
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.setLevel(level)

@@ -1,0 +1,120 @@
+"""``kalmanclip info``: what is installed, or what an adapter holds."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import kalmanclip
+from kalmanclip.cli.options import build_config, flatten
+from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
+from kalmanclip.errors import AdapterError, ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.filtering import Belief
+
+EXAMPLES = """
+kalmanclip info                   versions, devices, models on this computer
+kalmanclip info pets.adapter      backbone, classes, options, belief
+"""
+
+PACKAGES = ("torch", "open_clip_torch", "numpy", "pillow", "scikit-learn")
+
+
+def info(
+    adapter: Annotated[
+        Path | None, typer.Argument(metavar="[ADAPTER]", help="The folder that `kalmanclip fit` wrote.")
+    ] = None,
+) -> None:
+    """Show what is installed, or what an adapter holds."""
+    if adapter is None:
+        _installed()
+    else:
+        _adapter(adapter)
+
+
+def _installed() -> None:
+    with waiting("Looking around"):
+        import torch
+
+        from kalmanclip.encoders import load_backbone
+
+        tiny = load_backbone("tiny")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    parameters = sum(p.numel() for p in tiny.model.parameters()) / 1e6
+    facts(
+        [
+            ("kalmanclip", kalmanclip.__version__),
+            ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+            *((name, version(name)) for name in PACKAGES),
+            ("processor", f"{torch.get_num_threads()} threads"),
+            ("GPU", ", ".join(gpus) or "none"),
+            ("embedded model", f"tiny, {parameters:.1f} million parameters, {tiny.image_size} pixels"),
+            *(("in the cache", f"{name} ({size})") for name, size in _cached()),
+        ]
+    )
+
+
+def _cached() -> list[tuple[str, str]]:
+    """Models that need no network any more, as far as open_clip's two caches tell."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    hub = sorted(Path(HF_HUB_CACHE).glob("models--*"))
+    by_address = sorted((Path.home() / ".cache" / "clip").glob("*.pt"))
+    return [(p.name.removeprefix("models--").replace("--", "/"), size_of(p)) for p in (*hub, *by_address)]
+
+
+def _adapter(adapter: Path) -> None:
+    with waiting("Reading"):
+        from kalmanclip.adapter import read_description
+
+        description = read_description(adapter)
+        std = _belief(adapter, description).marginal_variance().sqrt()
+    names, backbone = description["class_names"], description["backbone"]
+    facts(
+        [
+            ("backbone", f"{backbone['name']} (weights {backbone['hash'][:12]})"),
+            ("classes", f"{len(names)} ({some(names)})"),
+            ("prompts", " | ".join(description["templates"])),
+            ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
+            *_passes(description.get("notes", {})),
+            ("belief", f"{description['config']['belief']}, over {std.numel()} parameters"),
+            ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
+            *_shrinkage(description.get("prior_variance"), float(std.mean())),
+            ("size", f"{size_of(adapter)}, written by kalmanclip {description.get('kalmanclip', '?')}"),
+        ]
+    )
+    say()
+    say("Options", style="bold")
+    facts((f"  {name}", value) for name, value in flatten(build_config({}, start=description["config"])).items())
+
+
+def _belief(adapter: Path, description: dict[str, Any]) -> Belief:
+    """The belief alone: it can be looked at without the backbone, which may not be on this computer."""
+    from kalmanclip.adapter import read_tensors
+    from kalmanclip.filtering import restore_belief
+
+    tensors = read_tensors(adapter, description["tensors"])
+    state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
+    try:
+        return restore_belief(description["config"]["belief"], state)
+    except ConfigError as problem:
+        raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
+
+
+def _shrinkage(prior_variance: float | None, mean: float) -> list[tuple[str, str]]:
+    if not prior_variance:
+        return []
+    prior = prior_variance**0.5
+    return [("", f"before it saw anything {prior:.3g}, now {mean:.3g} on average: {percent(mean / prior)} of it")]
+
+
+def _passes(notes: dict[str, Any]) -> list[tuple[str, str]]:
+    if "epochs_done" not in notes:
+        return []
+    done, of = notes["epochs_done"], notes["epochs"]
+    return [("passes", f"{done} of {of}" + ("" if done >= of else ": interrupted, go on with fit --resume"))]

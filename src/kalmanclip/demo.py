@@ -1,0 +1,147 @@
+"""The demo: 16 handwritten digits of each kind teach the embedded CLIP what ten words look like.
+
+It shows the path, it is not a benchmark: that the digits are drawn in dark ink was decided by looking at such images.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from kalmanclip.cli.screen import bars, command_line, listing, percent, say, suggest
+from kalmanclip.data import LabelledImages, fill, sample_shots
+from kalmanclip.errors import ConfigError
+from kalmanclip.estimator import KalmanCLIP
+from kalmanclip.metrics import lead
+from kalmanclip.pictures import Prediction, draw_predictions
+
+SHOTS = 16
+SIDE = 64
+TEMPLATE = "a photo of the number {}."
+ADAPTER, PICTURE, TEST = "digits.adapter", "predictions.png", "test"
+
+
+def digits(seed: int, tests: int) -> tuple[LabelledImages, LabelledImages]:
+    """Images to learn from, 16 of each digit, and others to test on; both drawn with the seed."""
+    data = load_digits()
+    images = LabelledImages(list(map(_enlarged, data.images)), list(data.target), list(map(str, data.target_names)))
+    train = sample_shots(images, SHOTS, seed)
+    taken = set(map(id, train.sources))
+    rest = images.subset(i for i, source in enumerate(images.sources) if id(source) not in taken)
+    return train, sample_shots(rest, tests, seed)
+
+
+def _enlarged(pixels: np.ndarray) -> np.ndarray:
+    """8 x 8 values from 0 to 16, bright on dark, to a smooth picture of dark ink on white paper."""
+    paper = Image.fromarray((255 - pixels * (255 / 16)).astype(np.uint8))
+    return np.asarray(paper.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+
+
+def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
+    """Runs the demo and says what it does.
+
+    Args:
+        out: folder for the adapter, the picture and the test images.
+        seed: draws the images and orders them.
+        tests: test images per class.
+
+    Returns:
+        Accuracy before and after.
+    """
+    started = time.monotonic()
+    if any(out.iterdir()) and not (out / ADAPTER).is_dir():
+        raise ConfigError(f"{out} has other things in it. Choose another folder with --out.")
+    train, test = digits(seed, tests)
+    clf = KalmanCLIP("tiny", templates=[TEMPLATE], seed=seed).set_classes(train.class_names)
+
+    _step(1, "The task")
+    say(f"{len(train)} images to learn from ({SHOTS} of each handwritten digit), {len(test)} others to test on.")
+    say(f'The embedded CLIP "tiny" compares each image with ten sentences: "{fill(TEMPLATE, "0")[0]}" and so on.')
+
+    _step(2, "Before: zero-shot")
+    with bars() as progress:
+        before = clf.score(test, progress=progress)
+    say(f"Accuracy {percent(before)}. Guessing would give 10 %: the small model does not know digits by name.")
+
+    _step(3, "Learn: one Kalman filter step per batch of images")
+    with bars() as progress:
+        clf.fit(train, progress=progress)
+    _diagnose(clf)
+
+    _step(4, "After")
+    with bars() as progress:
+        after = clf.score(test, progress=progress)
+    say(f"Accuracy {percent(after)}, from {percent(before)} before.", style="bold green")
+    say(
+        "A few of the test images. Lead: how far the first choice is ahead of the second, in standard deviations "
+        "of the filter's belief; a small one means that the filter is unsure."
+    )
+    shown = _predictions(clf, test, seed)
+    _print_predictions(shown[:6])
+
+    clf.save(out / ADAPTER)
+    draw_predictions(out / PICTURE, shown)
+    _write_folder(out / TEST, test)
+    _step(5, f"Done in {time.monotonic() - started:.0f} s")
+    say(f"{out / PICTURE} shows {len(shown)} test images with predictions and uncertainty.")
+    suggest(
+        (command_line("evaluate", out / ADAPTER, out / TEST), "the same accuracy, class by class"),
+        (command_line("predict", out / ADAPTER, out / TEST / "7", "--top", "3"), "single images"),
+        (command_line("fit", "PHOTOS", "-o", "mine.adapter"), "your own images: one folder per class in PHOTOS"),
+    )
+    return before, after
+
+
+def _step(number: int, title: str) -> None:
+    say()
+    say(f"{number}. {title}", style="bold cyan")
+
+
+def _diagnose(clf: KalmanCLIP) -> None:
+    """The filter's own account of the fit, in a line."""
+    kalman, steps = clf.method.filter, clf.method.history
+    assert kalman is not None
+    damping = np.mean([step.regulation for step in steps if not step.skipped])
+    first, last = steps[0].innovation, steps[-1].innovation
+    say(
+        f"{kalman.steps} steps over {kalman.belief.mean.numel()} parameters, {kalman.skipped} skipped; "
+        f"surprise (length of the innovation) {first:.2f} -> {last:.2f}, mean damping lambda {damping:.2f}."
+    )
+
+
+def _predictions(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15) -> list[Prediction]:
+    """A random handful of test images, good or bad."""
+    chosen = random.Random(seed).sample(range(len(test)), min(count, len(test)))
+    some = test.subset(chosen)
+    logits = clf.predict_logits(some.sources)
+    probabilities = logits.mean.softmax(dim=1).numpy()
+    leads = lead(logits.mean.numpy(), logits.std.numpy())
+    names = np.array(clf.classes_)
+    columns = names[some.labels], names[probabilities.argmax(axis=1)], probabilities.max(axis=1), leads
+    return [
+        Prediction(np.asarray(image), str(truth), str(guess), float(p), float(ahead))
+        for image, truth, guess, p, ahead in zip(some.sources, *columns, strict=True)
+    ]
+
+
+def _print_predictions(predictions: list[Prediction]) -> None:
+    table = listing("digit", "predicted", "probability", "lead", "", right=("probability", "lead"))
+    for p in predictions:
+        verdict = "" if p.predicted == p.truth else "wrong"
+        table.add_row(p.truth, p.predicted, percent(p.probability), f"{p.lead:.2f}", verdict)
+    say(table)
+
+
+def _write_folder(folder: Path, images: LabelledImages) -> None:
+    """The test images as files, so that the other commands have something to work on."""
+    for old in folder.glob("?/???.png"):  # of an earlier run, perhaps with another seed
+        old.unlink()
+    for number, (image, label) in enumerate(zip(images.sources, images.labels, strict=True)):
+        place = folder / images.class_names[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(image)).save(place / f"{number:03}.png")

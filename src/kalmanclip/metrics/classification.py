@@ -1,0 +1,49 @@
+"""Right or wrong: accuracy, the confusion matrix, and what it says of each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import sklearn.metrics
+from numpy.typing import ArrayLike
+
+
+def accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
+    """The share of N predictions (N,) that equal their label (N,)."""
+    return float(sklearn.metrics.accuracy_score(labels, predicted))
+
+
+def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, classes: int) -> np.ndarray:
+    """Counts (C, C): entry (i, j) is how many images of class i were taken for class j."""
+    return np.asarray(sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes)))
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How one class fared.
+
+    Attributes:
+        images: how many there were.
+        accuracy: the share that was recognised; None without images.
+        confused_with: the class that its images were most often taken for by mistake; None without mistakes.
+        times: how often that happened.
+    """
+
+    images: int
+    accuracy: float | None
+    confused_with: int | None
+    times: int
+
+
+def per_class(matrix: np.ndarray) -> list[ClassResult]:
+    """One result per class, in order, from a confusion matrix (C, C)."""
+    results = []
+    for label, row in enumerate(matrix):
+        images, mistakes = int(row.sum()), row.copy()
+        mistakes[label] = 0
+        worst = int(mistakes.argmax())
+        times = int(mistakes[worst])
+        share = float(row[label] / images) if images else None
+        results.append(ClassResult(images, share, worst if times else None, times))
+    return results

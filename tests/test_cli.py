@@ -1,0 +1,466 @@
+"""The command line as people use it: arguments in, text, files and exit codes out."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from kalmanclip.cli import app
+
+runner = CliRunner()
+PROGRAM = [sys.executable, "-m", "kalmanclip.cli"]
+COMMANDS = ["demo", "fit", "predict", "evaluate", "export", "info"]
+SHAPES = {"circle": 0, "square": 4, "triangle": 3}  # corners
+
+
+def call(*words, code=0):
+    """Runs a command in this process; checks its exit code."""
+    result = runner.invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def draw_shape(path: Path, corners: int, number: int) -> None:
+    image = Image.new("RGB", (48, 48), "white")
+    pen, colour = ImageDraw.Draw(image), ["red", "green", "blue"][number % 3]
+    if corners:
+        pen.regular_polygon((24, 24, 14 + 2 * number), corners, fill=colour)
+    else:
+        pen.ellipse((8, 8 + number, 40, 40 + number), fill=colour)
+    image.save(path)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for name, corners in SHAPES.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            draw_shape(folder / name / f"{number}.png", corners, number)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(photos, tmp_path_factory):
+    """A finished adapter; tests must not change it."""
+    folder = tmp_path_factory.mktemp("fitted") / "shapes.adapter"
+    call("fit", photos, "-o", folder, "--epochs", 2)
+    return folder
+
+
+def description(folder):
+    return json.loads((folder / "adapter.json").read_text())
+
+
+def tensors(folder):
+    return load_file(folder / description(folder)["tensors"]["file"])
+
+
+def same_tensors(one, other):
+    a, b = tensors(one), tensors(other)
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+# --- help, version, imports
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command):
+    text = call(command, "--help").stdout
+    assert "Examples" in text
+    assert re.search(rf"kalmanclip {command}\b", text.split("Examples")[1])
+
+
+def test_version():
+    assert re.fullmatch(r"kalmanclip \d+\.\d+\.\d+\n", call("--version").stdout)
+
+
+def test_help_waits_for_nothing_heavy():
+    script = (
+        "import sys\nfrom kalmanclip.cli import app\n"
+        "try: app(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'open_clip', 'matplotlib', 'sklearn', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    for words in (["--help"], ["fit", "--help"], ["demo", "--help"]):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+# --- fit
+
+
+def test_fit_summarises_and_says_what_next(photos, tmp_path):
+    out = tmp_path / "with space.adapter"
+    text = call("fit", photos, "-o", out, "--epochs", 1, "--shots", 2).stdout
+    assert "3 (circle, square, triangle)" in text
+    assert re.search(r"images +6", text)
+    assert f"kalmanclip predict '{out}'" in text
+
+
+def test_options_left_out_are_the_dataclasses_own(photos, adapter):
+    from kalmanclip.config import from_dict
+    from kalmanclip.methods import KalmanConfig
+
+    assert from_dict(KalmanConfig, description(adapter)["config"]) == KalmanConfig(epochs=2)
+
+
+def test_flags_win_over_the_file_and_leave_the_rest_of_a_group_alone(photos, tmp_path):
+    from kalmanclip.methods import KalmanConfig
+
+    options = tmp_path / "options.json"
+    options.write_text('{"epochs": 7, "noise": {"beta": 0.5}, "low_rank": {"scale": 2.0}}')
+    out = tmp_path / "a"
+    call("fit", photos, "-o", out, "--config", options, "--epochs", 1, "--rank", 2, "--alpha", 0)
+    config, default = description(out)["config"], KalmanConfig()
+    assert (config["epochs"], config["noise"]["beta"], config["filter"]["alpha"]) == (1, 0.5, 0)
+    assert (config["low_rank"]["scale"], config["low_rank"]["rank"]) == (2.0, 2)
+    assert config["noise"]["structure"] == default.noise.structure
+    assert config["low_rank"]["placement"] == default.low_rank.placement
+
+
+def test_templates_and_model_are_taken(photos, tmp_path):
+    call("fit", photos, "-o", tmp_path / "a", "--epochs", 1, "--template", "a {}.", "--template", "the {}!")
+    assert description(tmp_path / "a")["templates"] == ["a {}.", "the {}!"]
+    assert description(tmp_path / "a")["backbone"]["name"] == "tiny"
+
+
+def test_an_adapter_is_not_overwritten_without_force(photos, tmp_path):
+    out = tmp_path / "a"
+    call("fit", photos, "-o", out, "--epochs", 1)
+    before = description(out)
+    assert "--force" in call("fit", photos, "-o", out, "--epochs", 1, "--seed", 1, code=5).stderr
+    assert description(out) == before
+    (out / "adapter.json").write_text("damaged")
+    call("fit", photos, "-o", out, "--epochs", 1, "--seed", 1, "--force")
+    assert description(out)["config"]["seed"] == 1
+
+
+def test_other_peoples_folders_are_left_alone(photos):
+    assert "other things" in call("fit", photos, "-o", photos, code=2).stderr
+    assert sorted(p.name for p in photos.iterdir()) == sorted(SHAPES)
+
+
+def test_output_is_checked_before_the_work(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", lambda *_, **__: pytest.fail("worked first"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "write" in call("fit", photos, "-o", out, code=5).stderr
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_place_is_refused(photos, tmp_path):
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in call("fit", photos, "-o", tmp_path / "a", code=5).stderr
+
+
+def test_a_failed_fit_leaves_no_empty_folder(photos, tmp_path):
+    call("fit", photos, "-o", tmp_path / "a", "--model", "nonsense", code=4)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- interruption and resuming
+
+
+def stop_after(passes, monkeypatch):
+    """Lets the adapter be saved so often, then presses Ctrl-C."""
+    from kalmanclip.estimator import KalmanCLIP
+
+    save, saved = KalmanCLIP.save, []
+
+    def save_and_stop(self, folder):
+        save(self, folder)
+        saved.append(folder)
+        if len(saved) == passes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(KalmanCLIP, "save", save_and_stop)
+
+
+def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch):
+    options = ("--epochs", 4, "--shots", 2, "--seed", 5, "--template", "a {}.", "--batch-size", 4)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    call("fit", photos, "-o", whole, *options)
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        stopped = call("fit", photos, "-o", broken, *options, code=130)
+    assert "2 of 4 passes" in stopped.stderr
+    assert f"kalmanclip fit {photos} -o {broken} --resume" in stopped.stderr
+    assert "--resume" in call("fit", photos, "-o", broken, code=5).stderr  # neither lost nor taken for finished
+    assert "interrupted" in call("info", broken).stdout
+    call("fit", photos, "-o", broken, "--resume")  # just as the message said: options are remembered
+    assert same_tensors(whole, broken)
+    assert description(whole) == description(broken)
+    assert "nothing to resume" in call("fit", photos, "-o", broken, "--resume").stdout
+
+
+def test_resuming_something_else_is_refused(photos, tmp_path, monkeypatch):
+    out = tmp_path / "a"
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        call("fit", photos, "-o", out, "--epochs", 3, "--shots", 2, code=130)
+    changed = [("--epochs", 5), ("--beta", 0.5), ("--model", "x:y"), ("--template", "a {}."), ("--shots", 3)]
+    for option in changed:
+        message = call("fit", photos, "-o", out, "--resume", *option, code=2).stderr
+        assert option[0].strip("-") in message
+        assert "--force" in message
+    call("fit", photos, "-o", out, "--resume", "--force", code=2)
+    other = tmp_path / "other"
+    for name in ("circle", "square"):
+        (other / name).mkdir(parents=True)
+        for number in range(3):
+            draw_shape(other / name / f"{number}.png", SHAPES[name], number)
+    assert "classes" in call("fit", other, "-o", out, "--resume", code=3).stderr
+    (other / "triangle").mkdir()
+    for number in range(3):
+        draw_shape(other / "triangle" / f"{number}.jpg", 3, number)
+    assert "images" in call("fit", other, "-o", out, "--resume", code=3).stderr
+    call("fit", photos, "-o", out, "--resume", "--epochs", 3, "--shots", 2)  # the same options may be repeated
+
+
+def test_ctrl_c_in_the_first_pass_says_that_nothing_was_saved(photos, tmp_path, monkeypatch):
+    def press(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", press)
+    assert "nothing was saved" in call("fit", photos, "-o", tmp_path / "a", code=130).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+LONG = ("--epochs", "40", "--seed", "2")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long") / "whole"
+    call("fit", photos, "-o", folder, *LONG)
+    return folder
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_process_can_be_resumed(photos, uninterrupted, tmp_path, sent, code):
+    broken = tmp_path / "broken"
+    fit = [*PROGRAM, "fit", str(photos), "-o", str(broken), *LONG]
+    process = subprocess.Popen(fit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (broken / "adapter.json").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(sent)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == code, messages
+    assert "Traceback" not in messages
+    assert ("--resume" in messages) == (sent == signal.SIGINT)
+    assert 0 < description(broken)["notes"]["epochs_done"] < 40
+    call("fit", photos, "-o", broken, "--resume")
+    assert same_tensors(uninterrupted, broken)
+
+
+# --- predict
+
+
+def test_predict_shows_a_table(photos, adapter):
+    text = call("predict", adapter, photos / "circle").stdout
+    assert text.count("circle" + os.sep) == 3
+    assert "choice 2" in text
+    assert "%" in text
+
+
+def test_json_is_one_array_and_nothing_else(photos, adapter):
+    rows = json.loads(call("predict", adapter, photos, photos / "circle" / "0.png", "--json", "--top", 3).stdout)
+    assert len(rows) == 10
+    assert rows[-1]["image"] == str(photos / "circle" / "0.png")
+    for row in rows:
+        assert row["class"] == row["top"][0]["class"]
+        assert {choice["class"] for choice in row["top"]} == set(SHAPES)
+        assert sum(choice["probability"] for choice in row["top"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_csv_parses_and_agrees_with_json(photos, adapter):
+    words = ("predict", adapter, photos, "--uncertainty")
+    as_json = json.loads(call(*words, "--json").stdout)
+    as_csv = list(csv.DictReader(io.StringIO(call(*words, "--csv").stdout)))
+    assert [row["class"] for row in as_csv] == [row["class"] for row in as_json]
+    assert [float(row["logit_std"]) for row in as_csv] == [row["logit_std"] for row in as_json]
+    assert all(float(row["logit_std"]) > 0 for row in as_csv)
+    assert all(float(row["probability_2"]) <= float(row["probability"]) for row in as_csv)
+
+
+def test_uncertainty_adds_columns_and_leaves_the_probabilities(photos, adapter):
+    plain = json.loads(call("predict", adapter, photos, "--json").stdout)
+    more = json.loads(call("predict", adapter, photos, "--json", "--uncertainty").stdout)
+    assert [r["probability"] for r in more] == pytest.approx([r["probability"] for r in plain], abs=1e-4)
+    assert "lead" in call("predict", adapter, photos, "--uncertainty").stdout
+
+
+def test_stdout_of_a_real_run_is_clean(photos, adapter):
+    done = subprocess.run([*PROGRAM, "predict", str(adapter), str(photos), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 9
+    assert done.stderr == ""
+
+
+def test_bad_images_are_all_named_or_left_out(photos, adapter, tmp_path):
+    (tmp_path / "broken.png").write_text("not an image")
+    (tmp_path / "empty.jpg").touch()
+    draw_shape(tmp_path / "fine.png", 4, 0)
+    message = call("predict", adapter, tmp_path, code=3).stderr
+    assert "broken.png" in message
+    assert "empty.jpg" in message
+    assert "--skip-bad" in message
+    result = call("predict", adapter, tmp_path, "--skip-bad", "--json")
+    assert [Path(row["image"]).name for row in json.loads(result.stdout)] == ["fine.png"]
+    assert "broken.png" in result.stderr
+    assert json.loads(call("predict", adapter, tmp_path / "empty.jpg", "--skip-bad", "--json").stdout) == []
+
+
+def test_file_names_are_shown_as_they_are(photos, adapter, tmp_path):
+    odd = tmp_path / "[red]dear :smile: friend[bold].png"
+    draw_shape(odd, 4, 0)
+    assert str(odd) in call("predict", adapter, odd).stdout
+    missing = tmp_path / "[bold]gone.png"
+    assert str(missing) in call("predict", adapter, missing, code=3).stderr
+
+
+# --- evaluate, export, info
+
+
+def test_evaluate_prints_accuracy_beside_zero_shot(photos, adapter):
+    text = call("evaluate", adapter, photos).stdout
+    assert "of 9 images" in text
+    assert "zero-shot" in text
+
+
+def test_evaluate_agrees_with_the_estimator_and_draws(photos, adapter, tmp_path):
+    from kalmanclip import KalmanCLIP
+
+    picture = tmp_path / "confusion.png"
+    result = json.loads(call("evaluate", adapter, photos, "--json", "-o", picture).stdout)
+    clf = KalmanCLIP.load(adapter)
+    assert result["accuracy"] == pytest.approx(clf.score(photos))
+    assert result["zero_shot_accuracy"] == pytest.approx(KalmanCLIP().set_classes(clf.classes_).score(photos))
+    assert [row["class"] for row in result["classes"]] == sorted(SHAPES)
+    matrix = np.array(result["confusion_matrix"])
+    assert matrix.sum(axis=1).tolist() == [3, 3, 3]
+    assert np.trace(matrix) == round(9 * result["accuracy"])
+    assert np.asarray(Image.open(picture).convert("L")).std() > 10
+
+
+def test_evaluate_refuses_bad_pictures_before_the_work(photos, adapter, tmp_path):
+    assert ".png" in call("evaluate", adapter, photos, "-o", tmp_path / "matrix.xyz", code=2).stderr
+    call("evaluate", adapter, photos, "-o", tmp_path / "nowhere" / "matrix.png", code=2)
+    (tmp_path / "folder.png").mkdir()
+    call("evaluate", adapter, photos, "-o", tmp_path / "folder.png", code=2)
+
+
+def test_exported_models_load_as_the_message_says(photos, adapter, tmp_path):
+    import torch
+
+    from kalmanclip import KalmanCLIP
+
+    text = call("export", adapter, "-o", tmp_path / "clip").stdout
+    code = "\n".join(line.strip() for line in text.splitlines() if "open_clip" in line and line.startswith("  "))
+    found: dict = {}
+    exec(code, found)
+    classes = json.loads((tmp_path / "clip" / "classes.json").read_text())
+    prompts = [classes["templates"][0].replace("{}", name) for name in classes["class_names"]]
+    file = photos / "circle" / "1.png"
+    with torch.no_grad():
+        image = found["model"].encode_image(found["preprocess"](Image.open(file)).unsqueeze(0), normalize=True)
+        texts = found["model"].encode_text(found["tokenizer"](prompts), normalize=True)
+        p = (found["model"].logit_scale.exp() * image @ texts.mT).softmax(dim=1)
+    torch.testing.assert_close(p.numpy(), KalmanCLIP.load(adapter).predict_proba([file]), atol=1e-4, rtol=1e-3)
+
+
+def test_info_describes_an_adapter_even_without_its_backbone(adapter, tmp_path):
+    text = call("info", adapter).stdout
+    assert "tiny" in text
+    assert "circle, square, triangle" in text
+    assert "noise.beta" in text
+    assert re.search(r"before it saw anything [\d.]+, now [\d.]+ on average", text)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in adapter.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes().replace(b'"tiny"', b'"hf-hub:gone/away"'))
+    assert "hf-hub:gone/away" in call("info", moved).stdout
+
+
+def test_info_describes_the_installation():
+    text = call("info").stdout
+    assert "open_clip_torch" in text
+    assert "embedded model" in text
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["fit", "{photos}"], 2, "--output"),
+        (["fit", "{photos}", "-o", "{new}", "--epochs", "0"], 2, "epochs must be at least 1"),
+        (["fit", "{photos}", "-o", "{new}", "--observation", "x"], 2, "cosine"),
+        (["fit", "{photos}", "-o", "{new}", "--belief", "x"], 2, "diagonal"),
+        (["fit", "{photos}", "-o", "{new}", "--placement", "x"], 2, "towers"),
+        (["fit", "{photos}", "-o", "{new}", "--template", "no hole"], 2, "{}"),
+        (["fit", "{photos}", "-o", "{new}", "--config", "options.yaml"], 2, "JSON"),
+        (["fit", "{photos}", "-o", "{new}", "--config", "gone.json"], 2, "gone.json"),
+        (["fit", "{photos}", "-o", "{new}", "--device", "abacus"], 2, "abacus"),
+        (["predict", "{adapter}", "{photos}", "--json", "--csv"], 2, "--csv"),
+        (["fit", "nowhere", "-o", "{new}"], 3, "does not exist"),
+        (["evaluate", "{adapter}", "nowhere"], 3, "does not exist"),
+        (["predict", "{adapter}", "nowhere.jpg"], 3, "nowhere.jpg"),
+        (["fit", "{photos}", "-o", "{new}", "--model", "nonsense"], 4, "tiny"),
+        (["predict", "nowhere", "{photos}"], 5, "not an adapter"),
+        (["info", "{photos}"], 5, "not an adapter"),
+        (["export", "{adapter}", "-o", "{photos}"], 2, "other things"),
+    ],
+)
+def test_errors_are_one_message_with_their_exit_code(words, code, says, photos, adapter, tmp_path):
+    places = {"{photos}": photos, "{adapter}": adapter, "{new}": tmp_path / "new"}
+    result = call(*(places.get(word, word) for word in words), code=code)
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_numerical_errors_have_their_own_code(photos, tmp_path, monkeypatch):
+    from kalmanclip.errors import NumericalError
+
+    monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", raising(NumericalError("not finite")))
+    assert call("fit", photos, "-o", tmp_path / "a", code=6).stderr == "Error: not finite\n"
+
+
+def test_the_unexpected_is_one_line_unless_debugging(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", raising(ZeroDivisionError("oh")))
+    words = ["fit", str(photos), "-o", str(tmp_path / "a")]
+    assert "ZeroDivisionError: oh" in call(*words, code=1).stderr
+    assert isinstance(runner.invoke(app, ["--debug", *words]).exception, ZeroDivisionError)
+    by_variable = runner.invoke(app, words, env={"KALMANCLIP_DEBUG": "1"})
+    assert isinstance(by_variable.exception, ZeroDivisionError)
+
+
+def test_logging_is_left_as_it_was(photos, adapter):
+    import logging
+
+    level = logging.getLogger().level
+    call("predict", adapter, photos)
+    assert logging.getLogger().level == level
