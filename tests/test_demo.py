@@ -34,7 +34,7 @@ def test_it_leaves_an_adapter_a_picture_and_test_images(result):
 
 def test_the_commands_it_suggests_work_on_what_it_leaves(result):
     out, (_, after) = result
-    done = runner.invoke(app, ["evaluate", str(out / "digits.adapter"), str(out / "test"), "--no-zero-shot"])
+    done = runner.invoke(app, ["evaluate", str(out / "digits.adapter"), str(out / "test")])
     assert done.exit_code == 0, done.output
     assert f"{100 * after:.1f} %" in done.stdout
 

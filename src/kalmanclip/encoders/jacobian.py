@@ -72,7 +72,10 @@ class SimilarityJacobian:
         self.S = (self.I * self.T).sum(dim=-1, keepdim=True) if paired else self.I @ self.T.mT
 
     def rows(self, G: Tensor) -> Tensor:
-        """``H`` (B * K, n) from ``G`` (B, K, C), the derivative of the outputs with respect to their row of ``S``."""
+        """``H`` (B * K, n) from ``G`` (B, K, C), the derivative of the outputs with respect to their row of ``S``.
+
+        To be called once: the backward passes consume what the forward pass has kept.
+        """
         B, K, _ = G.shape
         H = self.I.new_empty(B, K, self.encoder.n)
         n_image = self.encoder.n_image
