@@ -1,6 +1,7 @@
 """From a file, a PIL image or an array to one upright RGB image; from many of them to batches of tensors."""
 
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,21 @@ from kalmanclip.data.decoding import decode_file, decode_pil, naming
 from kalmanclip.data.pixels import rgb_from_array
 from kalmanclip.errors import ConfigError, ImageError
 
-ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | torch.Tensor
+
+class LazyImage(ABC):
+    """An image that is computed when it is needed: a corrupted one, for example. Must be safe to load in threads."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells it from other images (see `identity.image_identity`)."""
+
+    @abstractmethod
+    def load(self, max_pixels: int) -> Image.Image:
+        """Return the image in mode RGB, nobody else's; `max_pixels` as in `load_image`."""
+
+
+ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | torch.Tensor | LazyImage
 
 MAX_PIXELS = 200_000_000
 """Larger files are refused before their pixels are decoded: a few kilobytes can unpack to any size."""
@@ -37,8 +52,8 @@ def load_image(source: ImageSource, min_side: int | None = None, max_pixels: int
     pixels become RGB, and `pixels.rgb_from_array` which arrays and tensors are understood.
 
     Args:
-        source: a path, a PIL image (never changed, never shared with the result), a numpy array or a torch
-            tensor.
+        source: a path, a PIL image (never changed, never shared with the result), a numpy array, a torch
+            tensor or a `LazyImage`.
         min_side: the short side that the image will be resized to, if it may be decoded faster for that. A
             JPEG file whose short side is at least 4 times this is then decoded at 1/8, 1/4 or 1/2 of its
             size (the smallest that divides both sides and is at least twice `min_side`). Once resized, a
@@ -57,6 +72,8 @@ def load_image(source: ImageSource, min_side: int | None = None, max_pixels: int
         return naming(f"the {type(source).__name__}", lambda: rgb_from_array(source))
     if isinstance(source, Image.Image):
         return decode_pil(source)
+    if isinstance(source, LazyImage):
+        return source.load(max_pixels)
     raise ImageError(
         f"an image cannot be made from {type(source).__name__}; "
         "use a path, a PIL image, a numpy array or a torch tensor"

@@ -1,11 +1,39 @@
 """The few-shot task: what a method is given to learn from, and the drawing of K images per class."""
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from kalmanclip.data.identity import fingerprint
 from kalmanclip.data.labelled import LabelledImages
+from kalmanclip.data.names import shown
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, validate_templates
 from kalmanclip.errors import ConfigError, DataError
+
+VALIDATION_SHOTS = 4
+"""At most so many validation images per class, as in CoOp: nobody with K images to learn from has more to choose on."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which images a few-shot task was made of, so that it can be made again.
+
+    Attributes:
+        shots: K; None for all images.
+        seed: of the draw.
+        train: positions in the train part.
+        validation: positions in the val part, or in the train part where there is no val part.
+        validation_from: "val", "train", or None if there are no validation images.
+        fingerprints: a hash of each part that was drawn from (`identity.fingerprint`), by "train" and "val".
+    """
+
+    shots: int | None
+    seed: int
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    validation_from: str | None
+    fingerprints: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +46,7 @@ class FewShotTask:
         test: the images to measure on, if any; never to be chosen on.
         templates: T prompt templates, averaged when there are several.
         seed: whatever is random in a method starts from this.
+        draw: how `few_shot_task` chose the images, if it did.
     """
 
     train: LabelledImages
@@ -25,6 +54,7 @@ class FewShotTask:
     test: LabelledImages | None = None
     templates: tuple[str, ...] = DEFAULT_TEMPLATES
     seed: int = 0
+    draw: Draw | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "templates", validate_templates(self.templates))
@@ -47,6 +77,104 @@ class FewShotTask:
         """The prompts of every class, C lists of T strings."""
         return class_prompts(self.templates, self.class_names)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `from_dict` needs besides the data set: the draw and the templates, ready for JSON."""
+        if self.draw is None:
+            raise ConfigError("this task was not drawn by few_shot_task, so there is no draw to record")
+        draw = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.draw).items()}
+        return {"draw": draw, "templates": list(self.templates)}
+
+    @classmethod
+    def from_dict(
+        cls,
+        record: Mapping[str, Any],
+        train: LabelledImages,
+        val: LabelledImages | None = None,
+        test: LabelledImages | None = None,
+    ) -> "FewShotTask":
+        """Return the task that was recorded, from the same parts of the same data set.
+
+        Raises:
+            DataError: the record is damaged, or the parts hold other images than they did.
+        """
+        try:
+            fields = dict(record["draw"])
+            fields["train"], fields["validation"] = tuple(fields["train"]), tuple(fields["validation"])
+            draw, templates = Draw(**fields), tuple(record["templates"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"this is not the record of a few-shot task ({error!r}); give what to_dict wrote"
+            ) from error
+        parts = {"train": train} if val is None else {"train": train, "val": val}
+        for part, expected in draw.fingerprints.items():
+            if part not in parts or fingerprint(parts[part]) != expected:
+                raise DataError(
+                    f"the {part} part is not the one that the task was drawn from: images or classes were added, "
+                    "removed, renamed or reordered. Restore the data set and its split, or draw again"
+                )
+        return _task(draw, train, val, test, templates)
+
+
+def few_shot_task(
+    train: LabelledImages,
+    val: LabelledImages | None,
+    test: LabelledImages | None,
+    shots: int | None,
+    seed: int,
+    templates: str | Iterable[str] = DEFAULT_TEMPLATES,
+    replacement: bool = True,
+) -> FewShotTask:
+    """Draw a few-shot task: K images per class to learn from, min(K, 4) per class to choose on.
+
+    Validation images come from `val`. Without a val part they are drawn, the same way, from the training images
+    that are left over; a class that has none left over has no validation images. No image is in both.
+
+    Args:
+        train: what to draw from; every class must have at least one image.
+        val: the validation part of the data set, if it has one.
+        test: kept whole.
+        shots: K; None learns from all training images (and chooses on all of `val`).
+        seed: of the draw, and of whatever is random in the method.
+        templates: prompt templates.
+        replacement: whether a class with fewer than K images (in train, or in val) is filled up by drawing some of
+            its images again. Left-over training images are never repeated.
+
+    Raises:
+        DataError: a class has no training images, or the parts have different classes.
+    """
+    empty = [name for name, count in zip(train.class_names, train.counts(), strict=True) if count == 0]
+    if empty:
+        raise DataError(
+            f"{len(empty)} classes have no training images ({shown(empty)}); add some, or leave the classes out"
+        )
+    chosen = sample_indices(train, shots, seed, replacement)
+    wanted = None if shots is None else min(shots, VALIDATION_SHOTS)
+    validation: list[int] = []
+    if val is not None:
+        validation = sample_indices(val, wanted, seed, replacement)
+    elif wanted is not None:
+        taken = set(chosen)
+        rest = [position for position in range(len(train)) if position not in taken]
+        validation = [rest[i] for i in sample_indices(train.subset(rest), wanted, seed)]
+    source = None if not validation else "train" if val is None else "val"
+    parts = {"train": train} if val is None else {"train": train, "val": val}
+    prints = {part: fingerprint(images) for part, images in parts.items()}
+    draw = Draw(shots, seed, tuple(chosen), tuple(validation), source, prints)
+    return _task(draw, train, val, test, validate_templates(templates))
+
+
+def _task(
+    draw: Draw,
+    train: LabelledImages,
+    val: LabelledImages | None,
+    test: LabelledImages | None,
+    templates: tuple[str, ...],
+) -> FewShotTask:
+    """The task of a draw."""
+    pool = {"train": train, "val": val, None: None}[draw.validation_from]
+    validation = None if pool is None else pool.subset(draw.validation)
+    return FewShotTask(train.subset(draw.train), validation, test, templates, draw.seed, draw)
+
 
 def sample_shots(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> LabelledImages:
     """Return `shots` random images of each class, in their original order: the same for the same seed.
@@ -61,8 +189,13 @@ def sample_shots(images: LabelledImages, shots: int | None, seed: int, replaceme
         replacement: what happens to a class with fewer than K images. It keeps all it has; if True, it is
             also filled up to K by drawing some of them again, following the protocol of CoOp.
     """
+    return images if shots is None else images.subset(sample_indices(images, shots, seed, replacement))
+
+
+def sample_indices(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> list[int]:
+    """Return the positions of the images that `sample_shots` returns, in increasing order."""
     if shots is None:
-        return images
+        return list(range(len(images)))
     if shots < 1:
         raise ConfigError(f"shots is {shots}; it must be at least 1 (or None for all images)")
     members: list[list[int]] = [[] for _ in images.class_names]
@@ -77,7 +210,7 @@ def sample_shots(images: LabelledImages, shots: int | None, seed: int, replaceme
         if replacement and candidates:
             missing = shots - len(candidates)
             chosen += [candidates[int(generator.random() * len(candidates))] for _ in range(missing)]
-    return images.subset(sorted(chosen))
+    return sorted(chosen)
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

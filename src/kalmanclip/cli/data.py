@@ -1,0 +1,125 @@
+"""``kalmanclip data``: the known data sets, whether they are here, and how to get them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kalmanclip.cli.common import Json
+from kalmanclip.cli.guard import guarded
+from kalmanclip.cli.screen import bars, command_line, facts, listing, note, say, suggest, waiting
+
+app = typer.Typer(
+    name="data",
+    help="Known data sets: list them, check the copies on this computer, get them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Root = Annotated[Path | None, typer.Option(help="Where the data sets lie. By default $KALMANCLIP_DATA, else ./data.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `kalmanclip data list` shows.")]
+
+_SHOWN = 20
+_INCOMPLETE = 3
+"""Exit code of `check` for a data set with problems: that of `DataError`."""
+
+
+def list_(root: Root = None, as_json: Json = False) -> None:
+    """List the known data sets and where they are."""
+    with waiting("Looking around"):
+        from kalmanclip.data.registry import DATA_SETS, data_root
+
+        place = data_root(root)
+        rows = [(dataset, dataset.find(place)) for dataset in DATA_SETS.values()]
+    if as_json:
+        typer.echo(json.dumps([_row(dataset, folder) for dataset, folder in rows], indent=2))
+        return
+    table = listing("name", "title", "classes", "found in", "licence", right=("classes",))
+    for dataset, folder in rows:
+        where = str(folder) if folder else "- (get)" if dataset.download else "-"
+        table.add_row(dataset.name, dataset.title, str(dataset.classes), where, dataset.licence)
+    say(table)
+    say(f"{sum(folder is not None for _, folder in rows)} of {len(rows)} were found under {place}.")
+
+
+def check(
+    name: Name,
+    root: Root = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Which version, where there are several: fog/3 for imagenet_c, for example.")
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Look whether the images are there, without opening them.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Count the images of a data set and try to read every one."""
+    with waiting("Reading lists"):
+        from kalmanclip.data.check import check_dataset
+    with bars() as progress:
+        report = check_dataset(name, root, variant=variant, decode=not fast, progress=progress)
+    if as_json:
+        counts = {count.part: {"found": count.found, "expected": count.expected} for count in report.counts}
+        result = {"name": report.name, "folder": str(report.folder), "split": report.split, "classes": report.classes}
+        typer.echo(json.dumps({**result, "counts": counts, "problems": list(report.problems)}, indent=2))
+    else:
+        facts(
+            [
+                ("folder", report.folder),
+                ("split from", report.split),
+                ("classes", report.classes),
+                *((c.part, f"{c.found} images" + ("" if c.ok else f" (expected {c.expected})")) for c in report.counts),
+            ]
+        )
+        for problem in report.problems[:_SHOWN]:
+            say(f"- {problem}")
+        if len(report.problems) > _SHOWN:
+            note(f"and {len(report.problems) - _SHOWN} more problems; --json lists all of them")
+        say("Complete." if report.ok else f"{len(report.problems)} problems.")
+    if not report.ok:
+        raise typer.Exit(_INCOMPLETE)
+
+
+def get(name: Name, root: Root = None) -> None:
+    """Download a data set where that is possible, or say how to get it."""
+    with waiting("Reading"):
+        from kalmanclip.data.check import get_dataset
+        from kalmanclip.data.registry import data_root, find_dataset
+
+        dataset = find_dataset(name)
+    there = dataset.find(data_root(root))
+    if there is not None:
+        say(f"{dataset.title} is already in {there}.")
+    else:
+        note(f"{dataset.title}: {dataset.licence}.")
+        say(f"{dataset.title} is now in {get_dataset(dataset, root)}.")
+    elsewhere = () if root is None else ("--root", root)
+    suggest((command_line("data", "check", dataset.name, *elsewhere), "count and read its images"))
+
+
+def _row(dataset: Any, folder: Path | None) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "title": dataset.title,
+        "classes": dataset.classes,
+        "folder": None if folder is None else str(folder),
+        "licence": dataset.licence,
+        "download": dataset.download is not None,
+        "obtain": dataset.obtain,
+        "templates": list(dataset.templates),
+        "variants": list(dataset.variants),
+    }
+
+
+def _register(command: Callable[..., None], name: str, *examples: str) -> None:
+    lines = "\n\n".join(f"  {line}" for line in examples)
+    app.command(name, epilog=f"[bold]Examples[/bold]\n\n{lines}")(guarded(command))
+
+
+_register(list_, "list", "kalmanclip data list", "kalmanclip data list --root datasets --json")
+_register(check, "check", "kalmanclip data check eurosat", "kalmanclip data check imagenet_c --variant fog/3 --fast")
+_register(get, "get", "kalmanclip data get oxford_pets --root datasets")

@@ -1,0 +1,188 @@
+"""Is a data set on this computer complete, and are its images readable? And how to get it if it is not there."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from kalmanclip.data.images import ImageSource, load_image
+from kalmanclip.data.registry import data_root, find_dataset, incomplete, load_dataset
+from kalmanclip.data.sets.description import DataSet
+from kalmanclip.data.sets.views import Views
+from kalmanclip.errors import ConfigError, DataError, ImageError
+
+Progress = Callable[[str, int, int], None]
+
+_AT_ONCE = 1024  # images given to the threads at a time: a Ctrl-C waits for no more than these
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many images there are in a part (or in several, "train+val"), and how many there should be."""
+
+    part: str
+    found: int
+    expected: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing or too many."""
+        return self.found == self.expected
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check_dataset` found.
+
+    Attributes:
+        name: the data set.
+        folder: where it lies.
+        split: where its split came from (`sets.views`).
+        classes: the number of classes found.
+        counts: images found and expected.
+        problems: what is wrong, one sentence each, with what to do.
+    """
+
+    name: str
+    folder: Path
+    split: str
+    classes: int
+    counts: tuple[Count, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as it should be."""
+        return not self.problems
+
+
+def check_dataset(
+    dataset: str | DataSet,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    variant: str | None = None,
+    decode: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare a data set with its description, and try to read every image.
+
+    Args:
+        dataset: a name, or a description.
+        root: the folder that holds the data sets; see `registry.data_root`.
+        variant: as in `load_dataset`.
+        decode: False only looks whether the files are there, which is much faster.
+        progress: called with (stage, done, total).
+
+    Raises:
+        DataError: the data set is not there, or its lists cannot be read at all.
+    """
+    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
+    views = load_dataset(known, root, variant=variant, strict=False)
+    folder = known.find(data_root(root))
+    assert folder is not None  # load_dataset found it
+    counts = _counts(known, views)
+    problems = [f"{problem}; {_mend(known)}" for problem in incomplete(known, views)]
+    problems += [
+        f"{count.part} has {count.found} images instead of {count.expected}; {_mend(known)}"
+        for count in counts
+        if not count.ok
+    ]
+    problems += unreadable_images([source for _, part in views.parts() for source in part.sources], decode, progress)
+    return Report(known.name, folder, views.split, len(views.class_names), tuple(counts), tuple(problems))
+
+
+def unreadable_images(sources: list[ImageSource], decode: bool = True, progress: Progress | None = None) -> list[str]:
+    """Return a sentence for every image that is missing or cannot be read; the sentence names it."""
+    examine = _undecodable if decode else _absent
+    found: list[str] = []
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        done = 0
+        for chunk in _chunks(sources):
+            found += [problem for problem in pool.map(examine, chunk) if problem is not None]
+            done += len(chunk)
+            if progress is not None:
+                progress("images", done, len(sources))
+    return found
+
+
+def get_dataset(dataset: str | DataSet, root: str | os.PathLike[str] | None = None) -> Path:
+    """Download a data set with torchvision and return its folder; one that is there is left alone.
+
+    Raises:
+        ConfigError: it cannot be downloaded automatically; the message says how to get it.
+        DataError: the download failed.
+    """
+    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
+    place = data_root(root)
+    found = known.find(place)
+    if found is not None:
+        return found
+    if known.download is None:
+        raise ConfigError(f"{known.title} cannot be downloaded automatically ({known.licence}). {known.obtain}")
+    import torchvision
+
+    try:
+        target = place / known.download.inside
+        target.mkdir(parents=True, exist_ok=True)
+        with redirect_stdout(sys.stderr):  # torchvision talks about its progress
+            for options in known.download.calls:
+                getattr(torchvision.datasets, known.download.loader)(target, download=True, **options)
+    except Exception as error:  # torchvision, urllib, sockets and disks all have their own
+        _remove_empty(known.find(place))
+        raise DataError(
+            f"{known.title} could not be downloaded to {place} ({type(error).__name__}: {error}). Is this computer "
+            "offline, or its disk full? Try again, or copy the data set from another computer to "
+            f"{place / known.folders[0]}; remove what is half there first"
+        ) from error
+    folder = known.find(place)
+    if folder is None:
+        raise DataError(f"torchvision downloaded {known.title}, but not to {place / known.folders[0]}; look in {place}")
+    return folder
+
+
+def _remove_empty(folder: Path | None) -> None:
+    """Remove the empty folders that a failed download made: they would look like a data set that is there."""
+    if folder is not None:
+        for path in sorted([folder, *folder.rglob("*")], reverse=True):
+            with suppress(OSError):  # not empty, or not a folder
+                path.rmdir()
+
+
+def _counts(dataset: DataSet, views: Views) -> list[Count]:
+    """Found and expected, for the parts that are there: who only measures need not have train."""
+    sizes = {part: len(images) for part, images in views.parts()}
+    return [
+        Count(parts, sum(sizes.get(part, 0) for part in parts.split("+")), expected)
+        for parts, expected in dataset.counts.get(views.split, {}).items()
+        if any(part in sizes for part in parts.split("+"))
+    ]
+
+
+def _mend(dataset: DataSet) -> str:
+    if dataset.download is not None:
+        return f"remove its folder and run `kalmanclip data get {dataset.name}`, or unpack it again"
+    return "unpack it again"
+
+
+def _undecodable(source: ImageSource) -> str | None:
+    try:
+        load_image(source)
+    except ImageError as error:
+        return str(error)
+    return None
+
+
+def _absent(source: ImageSource) -> str | None:
+    if not isinstance(source, str | os.PathLike) or Path(source).is_file():
+        return None
+    return f"{source} does not exist; unpack the data set again"
+
+
+def _chunks(sources: Iterable[ImageSource]) -> Iterator[list[ImageSource]]:
+    remaining = iter(sources)
+    while chunk := list(islice(remaining, _AT_ONCE)):
+        yield chunk

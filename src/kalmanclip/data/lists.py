@@ -1,0 +1,178 @@
+"""Data sets that are lists: a CSV, JSON or JSON-lines file that names images and their labels, or captions."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kalmanclip.data.images import ImageSource
+from kalmanclip.data.labelled import LabelledImages, from_lists
+from kalmanclip.data.sets.files import read_text
+from kalmanclip.data.sets.views import PARTS, PUBLISHED, Views
+from kalmanclip.errors import DataError
+
+Row: TypeAlias = tuple[str, dict[str, Any]]
+"""Where a row stands ("line 3 of photos.csv"), and its columns."""
+
+_IMAGE, _LABEL, _CAPTION, _SPLIT = ("image", "path"), ("class", "label"), ("caption", "text"), ("split",)
+_PART = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+_PART |= {"test": "test", "testing": "test"}
+_MISSING_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionedImages:
+    """N images, not decoded, with a caption of each.
+
+    Attributes:
+        sources: N of what `load_image` takes.
+        captions: N sentences.
+    """
+
+    sources: list[ImageSource]
+    captions: list[str]
+
+    def __post_init__(self) -> None:
+        for field in ("sources", "captions"):  # own lists: nobody else's changes reach a frozen object
+            object.__setattr__(self, field, list(getattr(self, field)))
+        if len(self.sources) != len(self.captions):
+            raise DataError(f"{len(self.sources)} images but {len(self.captions)} captions; give one per image")
+        for position, caption in enumerate(self.captions):
+            if not isinstance(caption, str) or not caption.strip():
+                raise DataError(f"the caption of image {position} is {caption!r}; use non-empty strings")
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def subset(self, indices: Iterable[int]) -> "CaptionedImages":
+        """Return the pairs at `indices`, in that order."""
+        chosen = list(indices)
+        return CaptionedImages([self.sources[i] for i in chosen], [self.captions[i] for i in chosen])
+
+
+def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> Views:
+    """Return the data set that a list describes; the images must exist but are not opened.
+
+    The list is a CSV file with a header, a JSON list of objects, or one JSON object per line (.jsonl). Columns:
+    `image` (or `path`), relative to the list's folder; `class` (or `label`); and, if there are parts, `split`: train,
+    val or test. Without it, everything is train. Other columns are ignored.
+
+    Args:
+        path: the list; its ending tells the format.
+        class_names: what the labels mean. Needed when they are numbers in JSON; if it is given, numbers in CSV are
+            positions in it. Without it the classes are the different labels, in natural order.
+
+    Raises:
+        DataError: the list cannot be read, a row lacks something, or images are missing.
+    """
+    place = Path(path)
+    rows = _rows(place)
+    sources = _images(place, rows)
+    labels = [_column(row, _LABEL) for row in rows]
+    if class_names is not None and all(isinstance(label, str) and label.isdecimal() for label in labels):
+        labels = [int(label) for label in labels]
+    everything = from_lists(sources, labels, class_names)
+    members: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        members.setdefault(_part(row), []).append(position)
+    train, val, test = (everything.subset(members[part]) if part in members else None for part in PARTS)
+    return Views(train, val, test, PUBLISHED)
+
+
+def read_captions(path: str | os.PathLike[str], part: str | None = None) -> CaptionedImages:
+    """Return the pairs of a list with the columns `image` (or `path`) and `caption` (or `text`); see `read_list`.
+
+    Args:
+        path: the list.
+        part: only the rows whose `split` is this; None takes all.
+    """
+    place = Path(path)
+    rows = [row for row in _rows(place) if part is None or _part(row) == part]
+    if not rows:
+        raise DataError(f"{place} has no rows with split {part!r}; leave the part out, or add the column")
+    return CaptionedImages(list(_images(place, rows)), [str(_column(row, _CAPTION)) for row in rows])
+
+
+def labelled_captions(images: LabelledImages, template: str) -> CaptionedImages:
+    """Return labelled images as pairs with the prompt of their class."""
+    return CaptionedImages(images.sources, [template.replace("{}", images.class_names[i]) for i in images.labels])
+
+
+def _rows(path: Path) -> list[Row]:
+    """All rows of a list, with where they stand."""
+    readers = {".csv": _csv, ".json": _json, ".jsonl": _json_lines, ".ndjson": _json_lines}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(readers)}")
+    rows = readers[path.suffix.lower()](path, read_text(path))
+    if not rows:
+        raise DataError(f"{path} has no rows; list at least one image")
+    return rows
+
+
+def _csv(path: Path, text: str) -> list[Row]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [
+        (f"line {reader.line_num} of {path}", {str(key).strip().lower(): value for key, value in row.items()})
+        for row in reader
+    ]
+
+
+def _json(path: Path, text: str) -> list[Row]:
+    content = _parsed(text, str(path))
+    if not isinstance(content, list):
+        raise DataError(f'{path} must hold a list of objects such as {{"image": "a.jpg", "class": "cat"}}')
+    return [_object(row, f"entry {number} of {path}") for number, row in enumerate(content)]
+
+
+def _json_lines(path: Path, text: str) -> list[Row]:
+    lines = ((f"line {number} of {path}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+    return [_object(_parsed(line, where), where) for where, line in lines]
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+
+
+def _object(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(f'{where} is {row!r}; use objects such as {{"image": "a.jpg", "class": "cat"}}')
+    return where, {key.lower(): value for key, value in row.items()}
+
+
+def _column(row: Row, names: Sequence[str]) -> Any:
+    """The first of `names` that a row has a value for."""
+    where, columns = row
+    for name in names:
+        value = columns.get(name)
+        if value is not None and value != "":
+            return value.strip() if isinstance(value, str) else value
+    has = ", ".join(columns) or "nothing"
+    raise DataError(f"{where} has no value for {' or '.join(names)} (it has the columns {has}); add it")
+
+
+def _part(row: Row) -> str:
+    where, columns = row
+    given = str(columns.get(_SPLIT[0]) or "train").strip().lower()
+    if given not in _PART:
+        raise DataError(f"{where} has the split {given!r}; use train, val or test")
+    return _PART[given]
+
+
+def _images(place: Path, rows: Sequence[Row]) -> list[ImageSource]:
+    """The images' paths, all of which must exist."""
+    paths = [place.parent / str(_column(row, _IMAGE)) for row in rows]
+    missing = [f"{path} ({row[0]})" for path, row in zip(paths, rows, strict=True) if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
+        raise DataError(
+            f"{len(missing)} of {len(paths)} images are missing: {', '.join(missing[:_MISSING_SHOWN])}{more}. "
+            "Paths count from the list's own folder"
+        )
+    return list(paths)
