@@ -1,6 +1,36 @@
 """What arrays of predictions and labels say: this room knows nothing else."""
 
-from kalmanclip.metrics.classification import ClassResult, accuracy, confusion_matrix, per_class
+from kalmanclip.metrics.calibration import (
+    BINS,
+    ReliabilityBin,
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+    reliability_table,
+)
+from kalmanclip.metrics.classification import ClassResult, accuracy, confusion_matrix, per_class, top_k_accuracy
+from kalmanclip.metrics.detection import detection_auroc, fpr_at_tpr, maximum_softmax
 from kalmanclip.metrics.lead import lead
+from kalmanclip.metrics.selective import RiskCoverage, area_under_risk_coverage, failure_auroc, risk_coverage
 
-__all__ = ["ClassResult", "accuracy", "confusion_matrix", "lead", "per_class"]
+__all__ = [
+    "BINS",
+    "ClassResult",
+    "ReliabilityBin",
+    "RiskCoverage",
+    "accuracy",
+    "area_under_risk_coverage",
+    "brier_score",
+    "confusion_matrix",
+    "detection_auroc",
+    "expected_calibration_error",
+    "failure_auroc",
+    "fpr_at_tpr",
+    "lead",
+    "maximum_softmax",
+    "negative_log_likelihood",
+    "per_class",
+    "reliability_table",
+    "risk_coverage",
+    "top_k_accuracy",
+]

@@ -14,6 +14,20 @@ def accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
     return float(sklearn.metrics.accuracy_score(labels, predicted))
 
 
+def top_k_accuracy(labels: ArrayLike, scores: ArrayLike, k: int = 5) -> float:
+    """The share of N images whose label is among its k largest scores; of equal scores the earlier class wins.
+
+    (scikit-learn's own does not take two columns for two classes.)
+
+    Args:
+        labels: (N,), in 0..C-1.
+        scores: (N, C), logits or probabilities.
+        k: at C and above everything is right.
+    """
+    best = np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :k]
+    return float((best == np.asarray(labels)[:, None]).any(axis=1).mean())
+
+
 def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, classes: int) -> np.ndarray:
     """Counts (C, C): entry (i, j) is how many images of class i were taken for class j."""
     return np.asarray(sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes)))

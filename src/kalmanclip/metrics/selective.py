@@ -1,0 +1,59 @@
+"""Knowing when one is wrong: failure prediction, and the risk of answering only what one is sure of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import sklearn.metrics
+from numpy.typing import ArrayLike
+
+
+def failure_auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """The probability that a right answer is more confident than a wrong one; ties count half.
+
+    Args:
+        confidence: (N,), any score that grows with certainty.
+        correct: (N,), whether each answer was right; nan unless there are right and wrong ones.
+    """
+    right = np.asarray(correct, dtype=bool)
+    if right.all() or not right.any():
+        return float("nan")
+    return float(sklearn.metrics.roc_auc_score(right, np.asarray(confidence, dtype=np.float64)))
+
+
+class RiskCoverage(NamedTuple):
+    """The risk-coverage curve.
+
+    Attributes:
+        coverage: (N,), the shares 1/N, 2/N, ..., 1 of images that are answered, the most confident first.
+        risk: (N,), the share of wrong answers among them.
+    """
+
+    coverage: np.ndarray
+    risk: np.ndarray
+
+
+def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
+    """Risk at every coverage; images that are equally confident are answered in random order, in expectation.
+
+    Args:
+        confidence: (N,).
+        correct: (N,).
+    """
+    c, wrong = np.asarray(confidence, dtype=np.float64), 1.0 - np.asarray(correct, dtype=np.float64)
+    # each member of a tie carries the tie's mean error: the order within it cannot matter
+    levels, place, counts = np.unique(-c, return_inverse=True, return_counts=True)
+    errors = np.bincount(place, weights=wrong, minlength=len(levels)) / counts
+    answered = np.arange(1, len(c) + 1)
+    return RiskCoverage(answered / len(c), np.cumsum(np.repeat(errors, counts)) / answered)
+
+
+def area_under_risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """AURC: the mean risk over the coverages 1/N, ..., 1; 0 is perfect, a random order gives the error rate.
+
+    Args:
+        confidence: (N,), N at least 1.
+        correct: (N,).
+    """
+    return float(risk_coverage(confidence, correct).risk.mean())
