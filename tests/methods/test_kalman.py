@@ -10,6 +10,7 @@ from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
 from kalmanclip.methods import Kalman, KalmanConfig
+from kalmanclip.methods.features import decoded
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
 QUICK = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
@@ -154,7 +155,7 @@ def test_logit_belief_is_the_linearised_posterior(tiny, task):
     images = task.train.sources[:2]
     belief = method.logit_belief(images)
     assert torch.allclose(belief.mean, method.logits(images), atol=1e-3)
-    (batch,) = method._decode(images)
+    (batch,) = decoded(tiny, images)
     activations = method.encoder.image.prefix(batch)
     draws = []
     for sample in method.filter.belief.sample(400, torch.Generator().manual_seed(0)):

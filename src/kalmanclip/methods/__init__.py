@@ -1,6 +1,105 @@
 """Few-shot methods, one file each, all with the same two verbs (`Method`): ``fit(task)`` and ``logits(images)``."""
 
-from kalmanclip.methods.base import Method, Progress, silent
-from kalmanclip.methods.kalman import Kalman, KalmanConfig, LogitBelief
+from __future__ import annotations
 
-__all__ = ["Kalman", "KalmanConfig", "LogitBelief", "Method", "Progress", "silent"]
+import difflib
+from typing import Any
+
+from kalmanclip.encoders import Backbone
+from kalmanclip.errors import ConfigError
+from kalmanclip.methods.ape_t import APET, APETConfig
+from kalmanclip.methods.base import Method, Needs, Progress, silent
+from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
+from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
+from kalmanclip.methods.coop import CoOp, CoOpConfig
+from kalmanclip.methods.gda import GDA, GDAConfig
+from kalmanclip.methods.kalman import Kalman, KalmanConfig, LogitBelief
+from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
+from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
+from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
+from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
+
+METHODS: dict[str, type] = {
+    "kalman": Kalman,
+    "zero_shot": ZeroShot,
+    "linear_probe": LinearProbe,
+    "gda": GDA,
+    "tip_adapter": TipAdapter,
+    "tip_adapter_f": TipAdapterF,
+    "clip_adapter": CLIPAdapter,
+    "lp_plus_plus": LPPlusPlus,
+    "ape_t": APET,
+    "clip_lora": CLIPLoRA,
+    "coop": CoOp,
+}
+"""Every method by name."""
+
+CONFIGS: dict[str, type] = {
+    "kalman": KalmanConfig,
+    "zero_shot": ZeroShotConfig,
+    "linear_probe": LinearProbeConfig,
+    "gda": GDAConfig,
+    "tip_adapter": TipAdapterConfig,
+    "tip_adapter_f": TipAdapterFConfig,
+    "clip_adapter": CLIPAdapterConfig,
+    "lp_plus_plus": LPPlusPlusConfig,
+    "ape_t": APETConfig,
+    "clip_lora": CLIPLoRAConfig,
+    "coop": CoOpConfig,
+}
+"""The options of each."""
+
+
+def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
+    """Builds a method from its name.
+
+    Args:
+        name: a key of `METHODS`.
+        backbone: the frozen CLIP.
+        config: the method's own options (`CONFIGS`); None for its defaults.
+
+    Raises:
+        ConfigError: there is no such method, or the options are another method's.
+    """
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"Unknown method {name!r}{hint}. There are: {', '.join(METHODS)}.")
+    if config is not None and type(config) is not CONFIGS[name]:
+        raise ConfigError(f"The method {name!r} takes a {CONFIGS[name].__name__}, not a {type(config).__name__}.")
+    method: Method = METHODS[name](backbone, config)
+    return method
+
+
+__all__ = [
+    "APET",
+    "CONFIGS",
+    "GDA",
+    "METHODS",
+    "APETConfig",
+    "CLIPAdapter",
+    "CLIPAdapterConfig",
+    "CLIPLoRA",
+    "CLIPLoRAConfig",
+    "CoOp",
+    "CoOpConfig",
+    "GDAConfig",
+    "Kalman",
+    "KalmanConfig",
+    "LPPlusPlus",
+    "LPPlusPlusConfig",
+    "LinearProbe",
+    "LinearProbeConfig",
+    "LogitBelief",
+    "Method",
+    "Needs",
+    "Progress",
+    "TipAdapter",
+    "TipAdapterConfig",
+    "TipAdapterF",
+    "TipAdapterFConfig",
+    "ZeroShot",
+    "ZeroShotConfig",
+    "make_method",
+    "silent",
+]

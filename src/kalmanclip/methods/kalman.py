@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kalmanclip.data import FewShotTask, LabelledImages, class_prompts, image_batches
+from kalmanclip.data import FewShotTask, LabelledImages, class_prompts
 from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig, SimilarityJacobian
 from kalmanclip.encoders.cache import ActivationStore
@@ -24,11 +24,9 @@ from kalmanclip.filtering import (
     belief_structure,
     make_belief,
 )
-from kalmanclip.methods.base import Progress, silent
+from kalmanclip.methods.base import Needs, Progress, silent
+from kalmanclip.methods.features import decoded
 from kalmanclip.observation import make_likelihood, observe
-
-ENCODE_BATCH = 64
-"""Images per forward pass where no derivatives are needed."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,11 @@ class Kalman:
         self.class_names: list[str] = []
         self.templates: tuple[str, ...] = ()
         self._texts: Activations = ()
+
+    @property
+    def needs(self) -> Needs:
+        """On the embeddings the frozen features are all it reads."""
+        return "features" if self.config.low_rank.placement == "head" else "towers"
 
     def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
         """Names the classes. Parameters belong to no class, so classes can be added or renamed at any time."""
@@ -214,25 +217,19 @@ class Kalman:
         """The frozen activations of the training images."""
         store = ActivationStore(
             self.encoder.image.prefix,
-            lambda indices: self._decode([images.sources[i] for i in indices]),
+            lambda indices: decoded(self.backbone, [images.sources[i] for i in indices]),
             len(images),
         )
         for done in store.fill():
             progress("reading images", done, len(images))
         return store
 
-    def _decode(self, sources: Iterable[ImageSource]) -> Iterator[Tensor]:
-        """Preprocessed batches (B, 3, h, w) on the model's device."""
-        side = self.backbone.image_size
-        for batch in image_batches(sources, self.backbone.preprocess, ENCODE_BATCH, min_side=side):
-            yield batch.to(self.backbone.device, self.backbone.dtype)
-
     def _each_batch(
         self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
     ) -> list[Any]:
         sources = list(images)
         scores, done = [], 0
-        for batch in self._decode(sources):
+        for batch in decoded(self.backbone, sources):
             scores.append(score(self.encoder.image.prefix(batch)))
             done += len(batch)
             progress("reading images", done, len(sources))

@@ -1,0 +1,104 @@
+"""GDA: a Gaussian discriminant classifier on cached features, added to the zero-shot logits. Nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kalmanclip.data import FewShotTask
+from kalmanclip.encoders import Backbone
+from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import Progress
+from kalmanclip.methods.features import FeatureMethod, augmented_features, class_means, hits, labels_of
+from kalmanclip.methods.training import check_positive
+
+
+@dataclass(frozen=True)
+class GDAConfig:
+    """Options of GDA.
+
+    Attributes:
+        alpha: weight of the discriminant. Used without validation images.
+        alpha_grid: the values tried on the validation images, where there are some; ties go to the first.
+        views: passes of random crops over the training images, all of them samples; 0: centre crops once.
+        crop_scale: of the random crops.
+    """
+
+    alpha: float = 0.1
+    alpha_grid: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+    views: int = 10
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+
+    def __post_init__(self) -> None:
+        check_positive(alpha=self.alpha)
+        if self.views < 0:
+            raise ConfigError(f"views must be 0 (centre crops) or more, not {self.views}.")
+
+
+class GDA(FeatureMethod):
+    """Logits ``f T^T / tau + alpha (f W^T + b)``: classes are Gaussians of one shared covariance, equally probable.
+
+    ``W = mu Sigma^-1`` and ``b = -1/2 diag(mu Sigma^-1 mu^T)``.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options.
+
+    Attributes:
+        W: (C, d).
+        b: (C,).
+        alpha: the weight that was used.
+    """
+
+    W: Tensor
+    b: Tensor
+
+    def __init__(self, backbone: Backbone, config: GDAConfig | None = None) -> None:
+        super().__init__(backbone)
+        self.config = config or GDAConfig()
+        self.alpha = self.config.alpha
+
+    def learn(self, task: FewShotTask, progress: Progress) -> None:
+        """Means and covariance of the training features; ``alpha`` is chosen on the validation images only."""
+        labels = labels_of(task.train, self.backbone.device)
+        views = max(self.config.views, 1)
+        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
+        f = torch.cat([features(view) for view in range(views)])
+        self.estimate(f, labels.repeat(views), task.class_names)
+        self.alpha = self.config.alpha
+        held_out = self.validation(task, progress)
+        if held_out is not None:
+            f, y = held_out
+            clip, discriminant = self.zero_shot(f), self.discriminant(f)
+            self.alpha = max(self.config.alpha_grid, key=lambda alpha: hits(clip + alpha * discriminant, y))
+
+    def estimate(self, f: Tensor, labels: Tensor, class_names: list[str]) -> None:
+        """Sets ``W`` and ``b`` from features (N, d) and labels (N,)."""
+        mu = class_means(f, labels, class_names)
+        W = torch.linalg.solve(shrunken_covariance(f - mu[labels]), mu.mT.double()).mT
+        self.W, self.b = W.to(f), -0.5 * (W * mu).sum(dim=1).to(f)
+
+    def discriminant(self, f: Tensor) -> Tensor:
+        """``f W^T + b`` (N, C)."""
+        return f @ self.W.mT + self.b
+
+    def score(self, f: Tensor) -> Tensor:
+        """Features (N, d) to logits (N, C)."""
+        return self.zero_shot(f) + self.alpha * self.discriminant(f)
+
+
+def shrunken_covariance(residuals: Tensor) -> Tensor:
+    """``((N - 1) S + tr(S) I) / d`` (d, d) in float64, with ``S`` the covariance of N residuals (N, d).
+
+    The published estimator (Kubokawa and Srivastava). Up to the factor ``(N - 1 + d) / d`` it is ``S`` shrunk towards
+    ``tr(S) / d I`` with weight ``d / (N - 1 + d)``: positive definite for however few images.
+    """
+    n, d = residuals.shape
+    r = residuals.double()
+    scatter = r.mT @ r  # (N - 1) S: the residuals have mean zero
+    identity = torch.eye(d, device=r.device, dtype=r.dtype)
+    trace = scatter.trace() / max(n - 1, 1)
+    # one centre crop per class leaves no residuals at all: then only distances to the means count
+    return (scatter + (trace if trace > 0 else 1.0) * identity) / d

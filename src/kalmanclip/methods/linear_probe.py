@@ -1,0 +1,114 @@
+"""Linear probe: softmax regression on frozen features, started from the text weights and held near them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kalmanclip.data import FewShotTask
+from kalmanclip.encoders import Backbone
+from kalmanclip.errors import NumericalError
+from kalmanclip.methods.base import Progress
+from kalmanclip.methods.features import FeatureMethod, hits, image_features, labels_of
+from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, paper_recipe, steps_of, train
+
+
+@dataclass(frozen=True)
+class LinearProbeConfig:
+    """The objective is ``mean cross-entropy + l2 / 2 |W - T|^2``, convex in the classifier ``W``.
+
+    Attributes:
+        l2: the pull towards the text weights; infinity is zero-shot CLIP. Used without validation images.
+        l2_grid: the values tried on the validation images, where there are some; ties go to the strongest pull.
+        iterations: of L-BFGS, at most.
+        optimizer: 'published' (L-BFGS to convergence) or 'paper' (AdamW; its weight decay takes the place of ``l2``).
+        epochs: for 'paper'.
+        batch_size: for 'paper'.
+    """
+
+    l2: float = 1.0
+    l2_grid: tuple[float, ...] = (100.0, 10.0, 1.0, 0.1, 0.01)
+    iterations: int = 200
+    optimizer: str = "published"
+    epochs: int = 100
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        check_positive(l2=self.l2, iterations=self.iterations, epochs=self.epochs, batch_size=self.batch_size)
+        check_positive(**{f"l2_grid[{i}]": value for i, value in enumerate(self.l2_grid)})
+
+
+class LinearProbe(FeatureMethod):
+    """Logits ``f W^T / tau``.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options.
+
+    Attributes:
+        W: the classifier (C, d).
+        l2: the pull that was used.
+    """
+
+    W: Tensor
+
+    def __init__(self, backbone: Backbone, config: LinearProbeConfig | None = None) -> None:
+        super().__init__(backbone)
+        self.config = config or LinearProbeConfig()
+        self.l2 = self.config.l2
+
+    def learn(self, task: FewShotTask, progress: Progress) -> None:
+        """Regression on centre crops; ``l2`` is chosen on the validation images only."""
+        f = image_features(self.backbone, task.train.sources, progress)
+        y = labels_of(task.train, f.device)
+        if self.config.optimizer == "paper":
+            self._descend(f, y, paper_recipe(self.config.batch_size), task.seed, progress)
+            return
+        self.l2, held_out = self.config.l2, self.validation(task, progress)
+        if held_out is not None:
+            most = -1
+            for l2 in sorted(self.config.l2_grid, reverse=True):
+                self.W = self.regress(f, y, l2)
+                right = hits(self.score(held_out[0]), held_out[1])
+                if right > most:
+                    most, self.l2 = right, l2
+        self.W = self.regress(f, y, self.l2)
+
+    def regress(self, f: Tensor, y: Tensor, l2: float) -> Tensor:
+        """The minimum ``W`` (C, d) for features (N, d) and labels (N,), by L-BFGS from the text weights."""
+        assert self.T is not None
+        W = self.T.clone().requires_grad_()
+        optimiser = torch.optim.LBFGS(
+            [W], max_iter=self.config.iterations, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            value = self.objective(W, f, y, l2)
+            value.backward()
+            return value
+
+        optimiser.step(closure)
+        if not torch.isfinite(W).all():
+            raise NumericalError(f"The regression with l2={l2} did not converge; try a larger one.")
+        return W.detach()
+
+    def objective(self, W: Tensor, f: Tensor, y: Tensor, l2: float) -> Tensor:
+        """Mean cross-entropy and the pull towards the text weights."""
+        assert self.T is not None
+        return F.cross_entropy(self.scale * f @ W.mT, y) + l2 / 2 * (W - self.T).square().sum()
+
+    def _descend(self, f: Tensor, y: Tensor, recipe: Recipe, seed: int, progress: Progress) -> None:
+        assert self.T is not None
+        W = self.T.clone().requires_grad_()
+        steps = steps_of(len(f), recipe.batch_size, self.config.epochs)
+        train([W], recipe, len(f), steps, lambda i, _: self.objective(W, f[i], y[i], 0.0), seed, progress)
+        self.W = W.detach()
+
+    def score(self, f: Tensor) -> Tensor:
+        """Features (N, d) to logits (N, C)."""
+        return self.scale * f @ self.W.mT
