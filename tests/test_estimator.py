@@ -292,3 +292,51 @@ def test_partial_fit_without_fit_starts_from_the_prior(tiny, shapes):
     online = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).partial_fit(shapes)
     batch = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).fit(shapes)
     assert torch.equal(online.method.encoder.theta, batch.method.encoder.theta)
+
+
+def test_one_image_is_not_taken_for_many(fitted, shapes):
+    picture = Image.open(shapes / "circle" / "0.png").convert("RGB")
+    assert fitted.predict(picture).shape == (1,)
+    assert fitted.predict(np.stack([np.asarray(picture)] * 2)).shape == (2,)
+    for one in (np.asarray(picture), torch.zeros(3, 32, 32), np.zeros((32, 32), np.uint8)):
+        with pytest.raises(DataError, match=r"give a list, \[image\]"):
+            fitted.predict(one)
+    with pytest.raises(DataError, match="not NoneType"):
+        fitted.predict(None)
+
+
+def test_a_failed_fit_leaves_everything_as_it_was(tiny, shapes, tmp_path):
+    clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes)
+    before = clf.predict_proba(shapes)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "broken.jpg").write_bytes(b"no picture")
+    for learn in (clf.fit, clf.partial_fit):
+        with pytest.raises(ImageError):
+            learn(tmp_path)
+        assert clf.classes_ == ["circle", "square", "triangle"]
+        assert np.array_equal(clf.predict_proba(shapes), before)
+
+
+def test_classes_that_the_model_cannot_tell_apart(tiny):
+    long = "very " * 90
+    with pytest.raises(DataError, match="same prompt"):
+        KalmanCLIP(tiny).set_classes([long + "old", long + "new"])
+    for nothing in ([], "cat"):
+        with pytest.raises(DataError, match="list of at least one name"):
+            KalmanCLIP(tiny).set_classes(nothing)
+
+
+def test_options_that_would_break_later_are_refused_now(tiny, shapes):
+    for bad in ({"epochs": 1.5}, {"batch_size": 2.5}, {"seed": "x"}, {"low_rank": {"rank": 4}}):
+        with pytest.raises(ConfigError):
+            KalmanCLIP(tiny, **bad)
+    with pytest.raises(ConfigError, match="larger than the 512 dimensions"):
+        KalmanCLIP(tiny, low_rank=LowRankConfig(rank=513))
+    with pytest.raises(ConfigError, match="prior_std"):
+        KalmanCLIP(tiny, **OPTIONS, prior_std=1e30).fit(shapes)
+    with pytest.raises(ConfigError, match="GiB"):
+        KalmanCLIP(tiny, belief="dense").fit(shapes)
+    with pytest.raises(ConfigError, match="at least 1"):
+        KalmanCLIP(tiny).partial_fit(shapes, epochs=0)
+    KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}, seed=10**14).fit(shapes)  # large, but fine

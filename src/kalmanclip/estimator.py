@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 
 from kalmanclip.adapter import load_adapter, read_description, save_adapter
 from kalmanclip.data import (
@@ -24,7 +25,7 @@ from kalmanclip.data import (
 )
 from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Backbone, load_backbone
-from kalmanclip.errors import ConfigError
+from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, silent
 
@@ -124,9 +125,7 @@ class KalmanCLIP:
         if isinstance(images, LabelledImages):  # its numbers count in its own names
             labels, images = [images.class_names[label] for label in images.labels], images.sources
         new = _labelled(images, labels, class_names, known=self.classes_)
-        if new.class_names != self.classes_:
-            self.set_classes(new.class_names)
-        self.method.update(new, epochs, progress, after_epoch)
+        self.method.update(new, epochs, progress, after_epoch, self.templates)
         return self
 
     def predict_proba(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
@@ -206,4 +205,16 @@ def _sources(images: Images) -> list[ImageSource]:
         return images.sources
     if isinstance(images, (str, os.PathLike)):
         return list(read_images(images))
-    return list(images)
+    if isinstance(images, Image.Image):
+        return [images]
+    if isinstance(images, (np.ndarray, torch.Tensor)) and (images.ndim < 3 or _looks_like_one(images.shape)):
+        raise DataError(f"An array of shape {tuple(images.shape)} looks like one image: give a list, [image].")
+    try:
+        return list(images)
+    except TypeError as problem:
+        raise DataError(f"Images are a path, a folder or a list of images, not {type(images).__name__}.") from problem
+
+
+def _looks_like_one(shape: Sequence[int]) -> bool:
+    """(H, W, channels) or (channels, H, W); a stack of grey images (N, H, W) has no side of 1, 3 or 4."""
+    return len(shape) == 3 and (shape[2] in (1, 3, 4) or shape[0] in (1, 3, 4))

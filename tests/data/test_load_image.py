@@ -518,3 +518,9 @@ def test_draft_leaves_other_formats_and_orientation_alone(tmp_path):
 def test_min_side_must_make_sense(tmp_path):
     with pytest.raises(ConfigError, match="min_side"):
         load_image(saved(tmp_path / "x.jpg", noise()), min_side=0)
+
+
+def test_sixteen_bit_and_boolean_arrays_are_scaled():
+    wide = np.array([[0, 32896], [65535, 257]], dtype=np.uint16)
+    assert np.asarray(load_image(wide))[..., 0].tolist() == [[0, 128], [255, 1]]
+    assert np.asarray(load_image(np.array([[True, False]])))[..., 0].tolist() == [[255, 0]]

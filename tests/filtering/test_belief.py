@@ -71,3 +71,9 @@ def test_restored_into_memory_of_the_callers_choice():
     belief.mean.add_(1)
     assert buffer.tolist() == [1, 2, 3, 4]
     assert belief.update == "precision"
+
+
+@pytest.mark.parametrize(("kind", "options"), [("dense", {}), ("block", {"groups": [30_000]})])
+def test_a_covariance_too_large_for_any_memory_is_refused_at_once(kind, options):
+    with pytest.raises(ConfigError, match="GiB"):
+        make_belief(kind, torch.zeros(30_000), 1.0, **options)

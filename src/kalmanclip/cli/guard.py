@@ -42,15 +42,21 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             _give_up(str(error), error.exit_code)
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise  # the command line library's own business
+        except (MemoryError, RuntimeError) as error:
+            if not (isinstance(error, MemoryError) or "memory" in str(error)):
+                _give_up(_unexpected(error), 1)
+            _give_up("Not enough memory. Try a smaller --batch-size or --rank, or --belief diagonal.", 1)
         except Exception as error:
-            kind, detail = type(error).__name__, str(error).strip() or "no details"
-            _give_up(
-                f"unexpected {kind}: {detail}. This should not happen; please report it with the output of "
-                "`kalmanclip --debug ...` and `kalmanclip info`.",
-                1,
-            )
+            _give_up(_unexpected(error), 1)
 
     return run
+
+
+def _unexpected(error: Exception) -> str:
+    return (
+        f"unexpected {type(error).__name__}: {str(error).strip() or 'no details'}. This should not happen; "
+        "please report it with the output of `kalmanclip --debug ...` and `kalmanclip info`."
+    )
 
 
 def _give_up(message: str, code: int) -> None:

@@ -27,7 +27,10 @@ def build_config(flags: dict[str, Any], file: Path | None = None, start: dict[st
     if file is not None:
         if file.suffix != ".json":
             raise ConfigError(f"The options file {file} must be a JSON file, with a name that ends in .json.")
-        values = _merge(values, read_json(file, ConfigError))
+        given = read_json(file, ConfigError)
+        if not isinstance(given, dict):
+            raise ConfigError(f'The options file {file} must hold a table of options, such as {{"epochs": 3}}.')
+        values = _merge(values, given)
     for name, value in flags.items():
         if value is not None:
             for part in reversed(name.split(".")):

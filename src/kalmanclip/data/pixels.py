@@ -40,7 +40,8 @@ def rgb_from_array(array: Any) -> Image.Image:
     Args:
         array: numpy (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); or a torch tensor of these shapes or with the
             channels first, (1 | 3 | 4, H, W). A tensor that could be read either way, such as (3, 8, 3), is
-            channels first, as in torchvision. Values: uint8 in 0..255, or float in [0, 1]. A fourth channel
+            channels first, as in torchvision. Values: uint8 in 0..255, uint16 in 0..65535, bool,
+            or float in [0, 1]. A fourth channel
             is alpha, composited on white.
     """
     if isinstance(array, torch.Tensor):
@@ -65,10 +66,12 @@ def _bytes_from_values(array: np.ndarray) -> np.ndarray:
     """Scale checked values to uint8, same shape."""
     if array.dtype == np.uint8:
         return array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255
+    if array.dtype == np.uint16:
+        return ((array.astype(np.int32) + 128) // 257).astype(np.uint8)
     if not np.issubdtype(array.dtype, np.floating):
-        raise ImageError(
-            f"has values of type {array.dtype}; use uint8 in 0..255 (array.astype('uint8')) or float in 0..1"
-        )
+        raise ImageError(f"has values of type {array.dtype}; use uint8 in 0..255, uint16 in 0..65535 or float in 0..1")
     low, high = float(array.min()), float(array.max())
     if not (low >= -_FLOAT_SLACK and high <= 1 + _FLOAT_SLACK):  # written so that NaN fails too
         raise ImageError(

@@ -7,6 +7,7 @@ is the starting point.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,10 @@ class LowRankConfig:
             raise ConfigError(f"placement must be 'head' or 'towers', not {self.placement!r}.")
         _check_choice("towers", self.towers, ("image", "text"))
         _check_choice("targets", self.targets, TARGETS)
-        if self.rank < 1:
-            raise ConfigError(f"rank must be at least 1, not {self.rank}.")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(f"rank must be a whole number, at least 1; not {self.rank}.")
+        if not math.isfinite(self.scale) or self.scale == 0:
+            raise ConfigError(f"scale must be finite and not 0, or nothing can be learned; not {self.scale}.")
         if self.last_blocks is not None and self.last_blocks < 1:
             raise ConfigError(f"last_blocks must be at least 1 (or None for all blocks), not {self.last_blocks}.")
 
@@ -89,6 +92,11 @@ class LowRank(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, config: LowRankConfig, sink: RowSink, groups: int = 1) -> None:
         super().__init__()
+        if config.rank > min(d_in, d_out):
+            raise ConfigError(
+                f"rank {config.rank} is larger than the {min(d_in, d_out)} dimensions of the map it corrects: "
+                "a low rank is the point. Choose a smaller one."
+            )
         self.A = nn.Parameter(torch.zeros(groups * config.rank, d_in))
         self.B = nn.Parameter(torch.zeros(groups, d_out, config.rank))
         self.scale = config.scale

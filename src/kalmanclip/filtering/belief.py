@@ -10,13 +10,16 @@ and can then be made by that name (`make_belief`) and brought back from saved te
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+
+DENSE_LIMIT = 2 * 2**30
+"""Bytes that dense blocks of a covariance may take: more is almost certainly a mistake, and ends badly."""
 
 _KINDS: dict[str, type["Belief"]] = {}
 
@@ -122,6 +125,16 @@ def prior_variance(mean: Tensor, variance: float | Tensor) -> Tensor:
     if not (torch.isfinite(given) & (given > 0)).all():
         raise ConfigError("the prior variance must be positive and finite")
     return given.expand_as(mean).clone()
+
+
+def check_memory(sizes: Sequence[int], mean: Tensor) -> None:
+    """Raise `ConfigError` if dense blocks of these sizes would take more than `DENSE_LIMIT` bytes."""
+    needed = sum(size**2 for size in sizes) * mean.element_size()
+    if needed > DENSE_LIMIT:
+        raise ConfigError(
+            f"a covariance with dense blocks of up to {max(sizes)} parameters takes {needed / 2**30:.1f} GiB, "
+            "and several times that while it is updated; use a diagonal or low_rank belief, or fewer parameters"
+        )
 
 
 def check_inflation(q: float) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
+from kalmanclip.filtering.belief import Belief, check_inflation, check_memory, prior_variance
 from kalmanclip.filtering.linalg import check_finite, cholesky, solve_lower, spectral
 
 
@@ -41,6 +41,7 @@ class BlockDiagonal(Belief, kind="block"):
         """Make the belief with diagonal blocks; `groups` are the sizes n_b, in order, and must sum to n."""
         if any(size < 1 for size in groups) or sum(groups) != mean.shape[0]:
             raise ConfigError(f"groups must be sizes > 0 that sum to {mean.shape[0]}, not {list(groups)}")
+        check_memory(groups, mean)
         s = prior_variance(mean, variance)
         return cls(mean, [torch.diag(part.sqrt()) for part in torch.split(s, list(groups))])
 

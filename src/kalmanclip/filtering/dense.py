@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
+from kalmanclip.filtering.belief import Belief, check_inflation, check_memory, prior_variance
 from kalmanclip.filtering.linalg import check_finite, cholesky, symmetrise
 
 
@@ -30,6 +30,7 @@ class Dense(Belief, kind="dense"):
     @classmethod
     def prior(cls, mean: Tensor, variance: float | Tensor) -> "Dense":
         """Make the belief with a diagonal Sigma."""
+        check_memory([mean.shape[0]], mean)
         return cls(mean, torch.diag(prior_variance(mean, variance)))
 
     def inflate(self, q: float) -> None:

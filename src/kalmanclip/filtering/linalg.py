@@ -113,7 +113,10 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (r,), ascending, and eigenvectors (r, r) of a symmetric matrix, both in float64."""
     # torch raises an error of its own on NaN; the filter must see a NumericalError to skip the step.
     matrix = check_finite(symmetrise(matrix.double()), "a matrix to be decomposed")
-    values, vectors = torch.linalg.eigh(matrix)
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError as error:
+        raise NumericalError(f"an eigenvalue decomposition failed: {error}") from error
     return values, vectors
 
 

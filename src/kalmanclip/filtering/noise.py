@@ -1,5 +1,6 @@
 """The observation noise R: a moving average of what the innovations show (the paper, "Robustness to OOD")."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class NoiseConfig:
             raise ConfigError(f"beta must be between 0 and 1, not {self.beta}")
         if self.method not in (1, 2):
             raise ConfigError(f"the noise method must be 1 or 2, not {self.method}")
-        if self.initial is not None and not self.initial > 0:
-            raise ConfigError(f"the initial observation noise must be positive, not {self.initial}")
+        if self.initial is not None and not (self.initial > 0 and math.isfinite(self.initial)):
+            raise ConfigError(f"the initial observation noise must be positive and finite, not {self.initial}")
         if self.structure not in STRUCTURES:
             raise ConfigError(f"unknown noise structure {self.structure!r}; choose one of {', '.join(STRUCTURES)}")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages, class_prompts
 from kalmanclip.data.images import ImageSource
+from kalmanclip.data.names import name_key
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig, SimilarityJacobian
 from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
@@ -67,9 +68,12 @@ class KalmanConfig:
         # an unknown name is an error here, not in the middle of a run
         make_likelihood(self.observation, **self.observation_options)
         belief_structure(self.belief)
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("epochs", "batch_size", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or (value < 1 and name != "seed"):
+                raise ConfigError(f"{name} must be a whole number, at least {0 if name == 'seed' else 1}; not {value}.")
+        if not isinstance(self.low_rank, LowRankConfig):
+            raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
         for name in ("prior_std", "prior_variance"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -119,10 +123,18 @@ class Kalman:
         return "features" if self.config.low_rank.placement == "head" else "towers"
 
     def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        """Names the classes. Parameters belong to no class, so classes can be added or renamed at any time."""
+        """Names the classes. Parameters belong to no class, so classes can be added or renamed at any time.
+
+        Raises:
+            DataError: there are no classes, or the names of two are so long that their prompts are cut to the same.
+        """
+        if isinstance(class_names, str) or not class_names:
+            raise DataError("Give the classes as a list of at least one name.")
+        prompts = [prompt for group in class_prompts(templates, class_names) for prompt in group]
+        tokens = self.encoder.tokenize(prompts)
+        _refuse_equal_prompts(class_names, tokens.unflatten(0, (len(class_names), -1)).flatten(1).tolist())
         self.class_names, self.templates = list(class_names), tuple(templates)
-        prompts = [prompt for group in class_prompts(self.templates, self.class_names) for prompt in group]
-        self._texts = self.encoder.text.prefix(self.encoder.tokenize(prompts))
+        self._texts = self.encoder.text.prefix(tokens)
 
     def fit(
         self,
@@ -131,10 +143,11 @@ class Kalman:
         after_epoch: Callable[[int], None] | None = None,
     ) -> list[Step]:
         """Filters ``config.epochs`` passes over the training images, starting from the prior; see `update`."""
+        store = self._store(task.train, progress)  # first: an unreadable image must not cost what was there before
         self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
         self.filter, self.history = None, []
         self.set_classes(task.class_names, task.templates)
-        return self.update(task.train, self.config.epochs, progress, after_epoch)
+        return self._filter(store, task.train.labels, self.config.epochs, progress, after_epoch)
 
     def update(
         self,
@@ -142,14 +155,16 @@ class Kalman:
         epochs: int = 1,
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
+        templates: Sequence[str] | None = None,
     ) -> list[Step]:
         """Goes on filtering: the current posterior is the prior of what comes now.
 
         Args:
-            images: labelled by the classes set before.
+            images: their classes become the method's classes.
             epochs: passes over them.
             progress: told about decoding and filtering.
             after_epoch: called with the number of finished passes after each.
+            templates: prompt templates; None keeps those set before.
 
         Returns:
             The records of the steps taken.
@@ -157,16 +172,30 @@ class Kalman:
         Raises:
             NumericalError: every single step of the first pass had to be skipped.
         """
-        if not len(images):
-            raise DataError("There are no images to learn from.")
+        if epochs < 1:
+            raise ConfigError(f"epochs must be at least 1, not {epochs}.")
         store = self._store(images, progress)
-        labels = torch.tensor(images.labels, device=self.backbone.device)
+        templates = self.templates if templates is None else tuple(templates)
+        if (images.class_names, templates) != (self.class_names, self.templates):
+            self.set_classes(images.class_names, templates)
+        return self._filter(store, images.labels, epochs, progress, after_epoch)
+
+    def _filter(
+        self,
+        store: ActivationStore,
+        image_labels: list[int],
+        epochs: int,
+        progress: Progress,
+        after_epoch: Callable[[int], None] | None,
+    ) -> list[Step]:
+        labels = torch.tensor(image_labels, device=self.backbone.device)
         size = self.config.batch_size
-        steps = epochs * math.ceil(len(images) / size)
+        steps = epochs * math.ceil(len(labels) / size)
         records: list[Step] = []
         for epoch in range(epochs):
-            for batch in self._order(len(images)).split(size):
+            for batch in self._order(len(labels)).split(size):
                 records.append(self._step(store[batch], labels[batch.to(labels.device)]))
+                self.history.append(records[-1])
                 progress("filtering", len(records), steps)
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
@@ -175,13 +204,12 @@ class Kalman:
                 )
             if after_epoch is not None:
                 after_epoch(epoch + 1)
-        self.history += records
         return records
 
     def _order(self, count: int) -> Tensor:
         """A fresh order for each pass, fixed by the seed and by how far the filter has come (resuming repeats it)."""
         taken = 0 if self.filter is None else self.filter.steps
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + taken)
+        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + taken) % 2**63)
         return torch.randperm(count, generator=generator)
 
     def _step(self, images: Activations, labels: Tensor) -> Step:
@@ -204,6 +232,11 @@ class Kalman:
                     f"(mean squared Jacobian {spread}). Check the backbone's weights."
                 )
             variance = self.config.prior_std**2 / spread
+            if not 1e-30 < variance < 1e30:
+                raise ConfigError(
+                    f"prior_std {self.config.prior_std:g} gives the parameters a variance of {variance:g}, "
+                    "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
+                )
         self.prior_variance = variance
         options: dict[str, dict[str, Any]] = {
             "diagonal": {"update": "precision"},  # learns better than 'covariance' from whitened observations
@@ -215,6 +248,8 @@ class Kalman:
 
     def _store(self, images: LabelledImages, progress: Progress) -> ActivationStore:
         """The frozen activations of the training images."""
+        if not len(images):
+            raise DataError("There are no images to learn from.")
         store = ActivationStore(
             self.encoder.image.prefix,
             lambda indices: decoded(self.backbone, [images.sources[i] for i in indices]),
@@ -281,3 +316,15 @@ class Kalman:
             means.append(scale * jacobian.S)
             stds.append(scale * self.filter.belief.variance(rows).clamp_min(0).sqrt().unsqueeze(0))
         return torch.cat(means), torch.cat(stds)
+
+
+def _refuse_equal_prompts(class_names: Sequence[str], tokens: list[list[int]]) -> None:
+    """Two different names whose prompts are the same to the model (cut off, or spelled alike) cannot be told apart."""
+    seen: dict[tuple[int, ...], str] = {}
+    for name, row in zip(class_names, tokens, strict=True):
+        other = seen.setdefault(tuple(row), name)
+        if other != name and name_key(other) != name_key(name):
+            raise DataError(
+                f"The classes {other[:60]!r}... and {name[:60]!r}... have the same prompt, because the model reads "
+                "only its beginning. Shorten the class names or the template."
+            )

@@ -27,7 +27,7 @@ class BoundedCategorical(Likelihood):
     """
 
     def __init__(self, top: int | None = 10) -> None:
-        if top is not None and top < 2:
+        if top is not None and (not isinstance(top, int) or top < 2):
             raise ConfigError(f"top must be at least 2 (an image's own class and a rival) or None, not {top}.")
         self.top = top
 
