@@ -70,8 +70,10 @@ class KalmanConfig:
         belief_structure(self.belief)
         for name in ("epochs", "batch_size", "seed"):
             value = getattr(self, name)
-            if not isinstance(value, int) or (value < 1 and name != "seed"):
-                raise ConfigError(f"{name} must be a whole number, at least {0 if name == 'seed' else 1}; not {value}.")
+            if not isinstance(value, int):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}.")
+            if value < 1 and name != "seed":
+                raise ConfigError(f"{name} must be at least 1, not {value}.")
         if not isinstance(self.low_rank, LowRankConfig):
             raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
         for name in ("prior_std", "prior_variance"):

@@ -1,0 +1,48 @@
+"""What a result was made with: versions, machine, code."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kalmanclip
+from kalmanclip.encoders import Backbone
+
+PACKAGES = ("torch", "torchvision", "open_clip_torch", "numpy", "pillow", "scikit-learn")
+
+
+def environment(backbone: Backbone) -> dict[str, Any]:
+    """Versions, the machine, and the weights that were used."""
+    device = backbone.device
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "weights": backbone.hash,
+    }
+
+
+@cache
+def code_version() -> dict[str, str]:
+    """The package's version and a hash of its Python files: two results of the same hash ran the same code."""
+    root = Path(kalmanclip.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        digest.update(f"{file.relative_to(root).as_posix()}\n".encode())
+        digest.update(file.read_bytes())
+    return {"version": kalmanclip.__version__, "source": digest.hexdigest()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a build under another distribution name
+        return None

@@ -1,0 +1,85 @@
+"""Runs, their addresses, and the plan of a comparison."""
+
+import dataclasses
+import json
+
+import pytest
+
+from kalmanclip.config import from_dict
+from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.run import method_options, plan
+from kalmanclip.experiments.sources import Source
+from kalmanclip.methods import CONFIGS
+
+PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
+
+
+def test_the_address_is_the_same_for_ever(make_run):
+    # A literal: if this changes, every result that anybody has kept is run again.
+    assert make_run().address == "e1fc29ecdeefd2084060683b798a2650cd939a141c83e9c344cb4942467e561e"
+    assert make_run().address == make_run(config={"alpha_grid": [0.1, 1.0], "alpha": 0.1}).address
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "dogs"},
+        {"fingerprint": "0" * 64},
+        {"templates": ("a {}.",)},
+        {"method": "kalman"},
+        {"config": {"alpha": 0.2, "alpha_grid": [0.1, 1.0]}},
+        {"shots": 8},
+        {"seed": 2},
+        {"model": "RN50:openai"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_changes_a_run_changes_its_address(make_run, change):
+    assert make_run(**change).address != make_run().address
+
+
+def test_the_cases_above_cover_every_field(make_run):
+    assert len(dataclasses.fields(make_run())) == 8
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_options_survive_json(method):
+    options = method_options(method, {}, seed=3)
+    config = from_dict(CONFIGS[method], json.loads(json.dumps(options)))
+    expected = CONFIGS[method]()
+    assert config == (dataclasses.replace(expected, seed=3) if hasattr(expected, "seed") else expected)
+
+
+def test_options_change_one_value_of_a_group_and_leave_the_others():
+    plain, changed = method_options("kalman", {}, 1), method_options("kalman", {"noise": {"beta": 0.9}}, 1)
+    assert changed["noise"] == plain["noise"] | {"beta": 0.9}
+
+
+def test_a_seed_among_the_options_is_the_runs_unless_it_is_given():
+    assert [run.config["seed"] for run in plan([PETS], ["kalman"], [1], [1, 2], "tiny")] == [1, 2]
+    given = plan([PETS], ["kalman"], [1], [1, 2], "tiny", {"kalman": {"seed": 7}})
+    assert [run.config["seed"] for run in given] == [7, 7]
+
+
+def test_the_plan_has_every_combination_once():
+    runs = plan([PETS], ["gda", "kalman", "gda"], [1, 4, 1], [1, 2], "tiny")
+    assert len(runs) == len({run.address for run in runs}) == 8
+    assert {(run.method, run.shots, run.seed) for run in runs} == {
+        (method, shots, seed) for method in ("gda", "kalman") for shots in (1, 4) for seed in (1, 2)
+    }
+
+
+@pytest.mark.parametrize(
+    ("methods", "shots", "options", "says"),
+    [
+        (["kalmann"], [1], {}, "did you mean 'kalman'"),
+        (["gda"], [1], {"gdda": {}}, "Unknown method 'gdda'"),
+        (["gda"], [1], {"gda": {"alfa": 1}}, "Unknown option 'alfa'"),
+        (["gda"], [0], {}, "at least 1"),
+        (["gda"], [], {}, "at least one number of shots"),
+        (["gda"], [1], {"gda": 3}, "must be a table"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(methods, shots, options, says):
+    with pytest.raises(ConfigError, match=says):
+        plan([], methods, shots, [1], "tiny", options)

@@ -1,0 +1,47 @@
+"""The store gives back what is finished and whole, nothing else."""
+
+import json
+
+import pytest
+
+from kalmanclip.experiments.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+def test_what_was_saved_is_finished(store, make_run, make_record):
+    assert store.finished(make_run()) is None
+    store.save(make_run(), make_record(0.5))
+    assert store.finished(make_run()) == make_record(0.5)
+    assert [path.name for path in store.folder.iterdir()] == [f"{make_run().address}.json"]
+
+
+def test_a_failed_run_is_not_finished(store, make_run, make_record):
+    store.save(make_run(), make_record(None))
+    assert store.finished(make_run()) is None
+
+
+@pytest.mark.parametrize("part", [0, 1, 40, -3])
+def test_a_half_written_file_is_not_finished(store, make_run, make_record, part):
+    store.save(make_run(), make_record(0.5))
+    path = store.path(make_run())
+    path.write_bytes(path.read_bytes()[:part])
+    assert store.finished(make_run()) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"format": 99}, {"metrics": None}, {"metrics": {"accuracy": None}}, {"run": {}}, {"status": "?"}],
+    ids=str,
+)
+def test_a_damaged_record_is_not_finished(store, make_run, make_record, damage):
+    store.path(make_run()).write_text(json.dumps(make_record(0.5) | damage))
+    assert store.finished(make_run()) is None
+
+
+def test_a_renamed_file_is_not_another_runs_result(store, make_run, make_record):
+    store.save(make_run(seed=2), make_record(0.5))  # the record says seed 1
+    assert store.finished(make_run(seed=2)) is None
