@@ -44,3 +44,10 @@ def _revive(hint: Any, value: Any, error: type[KalmanClipError]) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
     return value
+
+
+def merge(old: Any, new: Any) -> Any:
+    """``new`` over ``old``, table by table, so that a file may give one option of a group and leave the others."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {name: merge(old.get(name), value) for name, value in new.items()}

@@ -42,10 +42,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             _give_up(str(error), error.exit_code)
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise  # the command line library's own business
-        except (MemoryError, RuntimeError) as error:
-            if not (isinstance(error, MemoryError) or "memory" in str(error)):
-                _give_up(_unexpected(error), 1)
-            _give_up("Not enough memory. Try a smaller --batch-size or --rank, or --belief diagonal.", 1)
         except Exception as error:
             _give_up(_unexpected(error), 1)
 
@@ -53,6 +49,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unexpected(error: Exception) -> str:
+    # torch reports memory that it could not get as a RuntimeError
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        return "Not enough memory. Try a smaller --batch-size or --rank, or --belief diagonal."
     return (
         f"unexpected {type(error).__name__}: {str(error).strip() or 'no details'}. This should not happen; "
         "please report it with the output of `kalmanclip --debug ...` and `kalmanclip info`."

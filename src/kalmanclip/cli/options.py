@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kalmanclip.config import from_dict, to_dict
+from kalmanclip.config import from_dict, merge, to_dict
 from kalmanclip.errors import ConfigError
 from kalmanclip.files import read_json
 
@@ -30,20 +30,13 @@ def build_config(flags: dict[str, Any], file: Path | None = None, start: dict[st
         given = read_json(file, ConfigError)
         if not isinstance(given, dict):
             raise ConfigError(f'The options file {file} must hold a table of options, such as {{"epochs": 3}}.')
-        values = _merge(values, given)
+        values = merge(values, given)
     for name, value in flags.items():
         if value is not None:
             for part in reversed(name.split(".")):
                 value = {part: value}
-            values = _merge(values, value)
+            values = merge(values, value)
     return from_dict(KalmanConfig, values)
-
-
-def _merge(old: Any, new: Any) -> Any:
-    """``new`` over ``old``, table by table, so that a file may give one option of a group and leave the others."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return old | {name: _merge(old.get(name), value) for name, value in new.items()}
 
 
 def flatten(config: KalmanConfig) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kalmanclip.config import from_dict, to_dict
+from kalmanclip.config import from_dict, merge, to_dict
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.sources import Source
-from kalmanclip.methods import CONFIGS
+from kalmanclip.methods import CONFIGS, check_method
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,6 @@ def plan(
     ]
 
 
-def check_method(name: str) -> None:
-    """Raises `ConfigError` for a method that does not exist."""
-    if name not in CONFIGS:
-        near = difflib.get_close_matches(name, CONFIGS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"Unknown method {name!r}{hint}. There are: {', '.join(CONFIGS)}.")
-
-
 def method_options(method: str, changed: Any, seed: int) -> dict[str, Any]:
     """All options of a method as plain JSON values: its defaults, then ``changed``, table by table.
 
@@ -120,20 +111,13 @@ def method_options(method: str, changed: Any, seed: int) -> dict[str, Any]:
     defaults = to_dict(CONFIGS[method]())
     if "seed" in defaults:
         defaults["seed"] = seed
-    config: Any = from_dict(CONFIGS[method], _merge(defaults, changed))
+    config: Any = from_dict(CONFIGS[method], merge(defaults, changed))
     try:
         # through JSON and back, so that a run read from a file equals the run that was planned
         plain: dict[str, Any] = json.loads(json.dumps(to_dict(config), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"The options of {method} cannot be stored: {error}. Use finite numbers.") from error
     return plain
-
-
-def _merge(old: Any, new: Any) -> Any:
-    """``new`` over ``old``, so that one option of a group may be given and the others left."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return old | {name: _merge(old.get(name), value) for name, value in new.items()}
 
 
 def _unique(what: str, values: Iterable[Any]) -> list[Any]:

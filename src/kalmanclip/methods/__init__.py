@@ -50,6 +50,14 @@ CONFIGS: dict[str, type] = {
 """The options of each."""
 
 
+def check_method(name: str) -> None:
+    """Raises `ConfigError`, with the names there are, for a method that does not exist."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"Unknown method {name!r}{hint}. There are: {', '.join(METHODS)}.")
+
+
 def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
     """Builds a method from its name.
 
@@ -61,10 +69,7 @@ def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
     Raises:
         ConfigError: there is no such method, or the options are another method's.
     """
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"Unknown method {name!r}{hint}. There are: {', '.join(METHODS)}.")
+    check_method(name)
     if config is not None and type(config) is not CONFIGS[name]:
         raise ConfigError(f"The method {name!r} takes a {CONFIGS[name].__name__}, not a {type(config).__name__}.")
     method: Method = METHODS[name](backbone, config)
@@ -100,6 +105,7 @@ __all__ = [
     "TipAdapterFConfig",
     "ZeroShot",
     "ZeroShotConfig",
+    "check_method",
     "make_method",
     "silent",
 ]

@@ -14,10 +14,9 @@ from torch import Tensor
 from kalmanclip.data import FewShotTask
 from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
-from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import RandomCrop, decoded, labels_of
+from kalmanclip.methods.features import RandomCrop, activation_store, decoded, labels_of
 from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, choose_recipe, train
 
 
@@ -130,13 +129,7 @@ class CLIPLoRA:
                 return self.encoder.image.prefix(batch)
 
             return fresh
-        store = ActivationStore(
-            self.encoder.image.prefix,
-            lambda indices: iter(decoded(self.backbone, [sources[i] for i in indices])),
-            len(sources),
-        )
-        for done in store.fill():
-            progress("reading images", done, len(sources))
+        store = activation_store(self.encoder, sources, progress)
         return lambda i, epoch: store[i]
 
     def _similarities(self, images: Activations) -> Tensor:

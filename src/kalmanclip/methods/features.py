@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages, class_prompts, image_batches
 from kalmanclip.data.images import ImageSource
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders import Backbone, DualEncoder
+from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.encoders.towers import TextEncoder
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods.base import Needs, Progress, silent
@@ -139,6 +140,18 @@ def augmented_features(
         return kept[view]
 
     return features
+
+
+def activation_store(encoder: DualEncoder, sources: Sequence[ImageSource], progress: Progress) -> ActivationStore:
+    """The frozen activations of training images (centre crops), computed and kept where memory allows."""
+    store = ActivationStore(
+        encoder.image.prefix,
+        lambda indices: decoded(encoder.backbone, [sources[i] for i in indices]),
+        len(sources),
+    )
+    for done in store.fill():
+        progress("reading images", done, len(sources))
+    return store
 
 
 def labels_of(images: LabelledImages, device: torch.device) -> Tensor:

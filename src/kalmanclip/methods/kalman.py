@@ -26,7 +26,7 @@ from kalmanclip.filtering import (
     make_belief,
 )
 from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import decoded
+from kalmanclip.methods.features import activation_store, decoded
 from kalmanclip.observation import make_likelihood, observe
 
 
@@ -252,14 +252,7 @@ class Kalman:
         """The frozen activations of the training images."""
         if not len(images):
             raise DataError("There are no images to learn from.")
-        store = ActivationStore(
-            self.encoder.image.prefix,
-            lambda indices: decoded(self.backbone, [images.sources[i] for i in indices]),
-            len(images),
-        )
-        for done in store.fill():
-            progress("reading images", done, len(images))
-        return store
+        return activation_store(self.encoder, images.sources, progress)
 
     def _each_batch(
         self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
