@@ -41,9 +41,10 @@ def _installed() -> None:
     with waiting("Looking around"):
         import torch
 
-        from kalmanclip.encoders import load_backbone
+        from kalmanclip.encoders import cache_folder, load_backbone
 
         tiny = load_backbone("tiny")
+    features = cache_folder()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     parameters = sum(p.numel() for p in tiny.model.parameters()) / 1e6
     facts(
@@ -55,6 +56,7 @@ def _installed() -> None:
             ("GPU", ", ".join(gpus) or "none"),
             ("embedded model", f"tiny, {parameters:.1f} million parameters, {tiny.image_size} pixels"),
             *(("in the cache", f"{name} ({size})") for name, size in _cached()),
+            ("cached features", "off" if features is None else f"{features} ({size_of(features)}; may be deleted)"),
         ]
     )
 

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from kalmanclip.data.identity import image_identity
+from kalmanclip.data.identity import content_identity, image_identity
 from kalmanclip.data.images import ImageSource, LazyImage, load_image
 from kalmanclip.data.labelled import LabelledImages
 from kalmanclip.data.sets.table import CORRUPTIONS, EXTRA_CORRUPTIONS
@@ -61,6 +63,11 @@ class CorruptedImage(LazyImage):
     def identity(self) -> str:
         """The identity of the image underneath, and what is done to it."""
         return f"{image_identity(self.source)}:{self.corruption}:{self.severity}:{self.seed}:{self.size}"
+
+    def content(self) -> str | None:
+        """The pixels underneath, what is done to them (its noise depends on the identity), and who does it."""
+        beneath = content_identity(self.source)
+        return None if beneath is None else f"{beneath}:{self.identity}:{_package_version()}"
 
     def load(self, max_pixels: int) -> Image.Image:
         """Return the corrupted image."""
@@ -151,6 +158,15 @@ def _check(corruption: str, severity: int) -> None:
         raise ConfigError(f"severity is {severity!r}; use 1 (weak) to 5 (strong)")
 
 
+def require_package() -> None:
+    """Say early, before other work, that the optional package is missing.
+
+    Raises:
+        ConfigError: it is.
+    """
+    _package()
+
+
 def _package() -> Callable[..., np.ndarray]:
     """The optional package's one function."""
     try:
@@ -162,6 +178,14 @@ def _package() -> Callable[..., np.ndarray]:
         ) from error
     function: Callable[..., np.ndarray] = imagecorruptions.corrupt
     return function
+
+
+@lru_cache(maxsize=1)
+def _package_version() -> str:
+    try:
+        return version("imagecorruptions-imaug")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Decoding one image file or PIL image to upright RGB: the formats, the limits, and what damaged files do."""
 
+import io
 import stat
 import struct
 import threading
@@ -50,6 +51,11 @@ def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Imag
         raise ImageError(f"{path} may not be read; change its permissions (chmod u+r) or remove it") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ImageError(f"{path} cannot be opened: {error}; check the path and the disk") from error
+
+
+def decode_bytes(data: bytes, name: str, max_pixels: int) -> Image.Image:
+    """Return the image in the bytes of a file; `name` is what to call it in messages."""
+    return naming(name, lambda: _decode(io.BytesIO(data), Path(name), None, max_pixels))
 
 
 def decode_pil(source: Image.Image) -> Image.Image:

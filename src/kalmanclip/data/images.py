@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -26,6 +26,15 @@ class LazyImage(ABC):
     @abstractmethod
     def identity(self) -> str:
         """What tells it from other images (see `identity.image_identity`)."""
+
+    def content(self) -> str | None:
+        """All that its pixels follow from (see `identity.content_identity`); None: nothing made of it may be kept."""
+        return None
+
+    @property
+    def names_itself(self) -> bool:
+        """Whether the errors of `load` say which image it is."""
+        return False
 
     @abstractmethod
     def load(self, max_pixels: int) -> Image.Image:
@@ -87,6 +96,7 @@ def image_batches(
     workers: int | None = None,
     *,
     min_side: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[torch.Tensor]:
     """Decode and preprocess images in threads (Pillow frees the interpreter lock), in order, in batches.
 
@@ -99,6 +109,7 @@ def image_batches(
         batch_size: B; the last batch may be smaller.
         workers: number of threads; None: one per core, 8 at most; 0: decode in the calling thread.
         min_side: see `load_image`; the side that `transform` resizes to.
+        numbers: the positions of the sources in a longer list, for messages; None: they are the whole list.
 
     Yields:
         Tensors (B, 3, h, w).
@@ -118,12 +129,18 @@ def image_batches(
         try:
             image = load_image(source, min_side)
         except ImageError as error:
-            if isinstance(source, str | os.PathLike):
+            if names_itself(source):
                 raise
-            raise ImageError(f"image number {position} (counting from 0): {error}") from error
+            number = position if numbers is None else numbers[position]
+            raise ImageError(f"image number {number} (counting from 0): {error}") from error
         return transform(image)
 
     return _stacked(_in_order(prepare, sources, workers, ahead=batch_size + workers), batch_size)
+
+
+def names_itself(source: ImageSource) -> bool:
+    """Return whether the errors about an image say which it is; all others need a number."""
+    return source.names_itself if isinstance(source, LazyImage) else isinstance(source, str | os.PathLike)
 
 
 def _in_order(

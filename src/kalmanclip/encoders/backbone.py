@@ -14,10 +14,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import open_clip
 import torch
@@ -26,6 +26,9 @@ from PIL import Image
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from kalmanclip.encoders.disk_cache import FeatureCache
 
 TINY = "tiny"
 _TINY_FOLDER = Path(__file__).parent.parent / "models" / "tiny"
@@ -41,12 +44,15 @@ class Backbone:
         model: the open_clip model, in evaluation mode, without gradients.
         preprocess: PIL image to tensor (3, h, w), without augmentation.
         tokenizer: list of texts to tokens (N, L).
+        cache: where products of the frozen image tower are kept on disk; None: nowhere. A backbone with a cache is
+            ``dataclasses.replace(backbone, cache=FeatureCache(folder))``.
     """
 
     name: str
     model: Any
     preprocess: Callable[[Image.Image], Tensor]
     tokenizer: Callable[[list[str]], Tensor]
+    cache: FeatureCache | None = field(default=None, repr=False, compare=False)
 
     @property
     def logit_scale(self) -> float:

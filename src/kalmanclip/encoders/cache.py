@@ -1,54 +1,94 @@
-"""Frozen activations, computed once per image and kept while memory allows."""
+"""Frozen activations: computed once per image, kept in memory while it allows, and served from disk where it can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kalmanclip.encoders.disk_cache import FeatureCache
 from kalmanclip.encoders.towers import Activations
 
 KEEP_BYTES = 4 << 30
 """How much memory the kept activations of one data set may take before they are recomputed instead."""
+
+Encode = Callable[[Sequence[int]], Generator[Activations, None, None]]
+"""Positions of images to their activations, in batches (B, ...) and in that order."""
 
 
 class ActivationStore:
     """The frozen prefix of N images, picked by index.
 
     Args:
-        prefix: preprocessed images (B, 3, h, w) to activations, on the model's device.
-        batches: indices to preprocessed images, in batches and in that order; called once for all images, and again
-            for every batch where the activations are too large to keep.
+        encode: positions to activations on the model's device; called once for all images, and again for every batch
+            where the activations are too large to keep.
         count: N.
         keep_bytes: the limit up to which activations are kept.
     """
 
-    def __init__(
-        self,
-        prefix: Callable[[Tensor], Activations],
-        batches: Callable[[Iterable[int]], Iterator[Tensor]],
-        count: int,
-        keep_bytes: int = KEEP_BYTES,
-    ) -> None:
-        self._prefix, self._batches, self._count, self._limit = prefix, batches, count, keep_bytes
+    def __init__(self, encode: Encode, count: int, keep_bytes: int = KEEP_BYTES) -> None:
+        self._encode, self._count, self._limit = encode, count, keep_bytes
         self._kept: Activations | None = None
 
     def fill(self) -> Iterator[int]:
         """Computes and keeps all activations; yields how many images are done. Stops early if they would not fit."""
         pieces: list[Activations] = []
         done = 0
-        for images in self._batches(range(self._count)):
-            pieces.append(self._prefix(images))
-            done += len(images)
-            per_image = sum(t.nbytes for t in pieces[0]) / len(pieces[0][0])
-            if per_image * self._count > self._limit:
-                return
-            yield done
+        with closing(self._encode(range(self._count))) as batches:
+            for batch in batches:
+                pieces.append(batch)
+                done += len(batch[0])
+                per_image = sum(t.nbytes for t in batch) / len(batch[0])
+                if per_image * self._count > self._limit:
+                    return
+                yield done
         self._kept = tuple(torch.cat(column) for column in zip(*pieces, strict=True))
 
     def __getitem__(self, indices: Tensor) -> Activations:
         if self._kept is not None:
             return tuple(t[indices.to(t.device)] for t in self._kept)
-        pieces = [self._prefix(images) for images in self._batches(indices.tolist())]
-        return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+        return tuple(torch.cat(column) for column in zip(*self._encode(indices.tolist()), strict=True))
+
+
+def through_cache(
+    cache: FeatureCache,
+    product: str,
+    images: Sequence[str | None],
+    encode: Encode,
+    device: torch.device,
+    batch_size: int,
+) -> Generator[Activations, None, None]:
+    """What `encode` makes of N images, in the same batches; those that the cache has are neither decoded nor encoded.
+
+    Args:
+        cache: where to look, and to keep what is new.
+        product: all that the activations depend on besides the images; see `kalmanclip.encoders.product`.
+        images: the content identities of the N images; a batch with None in it is not kept.
+        encode: positions to activations, in batches of ``batch_size``.
+        device: where the activations are wanted.
+        batch_size: B; the last batch may be smaller.
+
+    Yields:
+        Activations (B, ...).
+    """
+    parts = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
+    places: list[Path | None] = []
+    for part in parts:
+        told = [key for key in images[part.start : part.stop] if key is not None]
+        places.append(cache.place(product, told) if len(told) == len(part) else None)
+    known = [place is not None and cache.has(place) for place in places]
+    # one call for all that is missing: it decodes ahead of what is encoded. Only the last batch of all may be short,
+    # so that its batches are the parts.
+    missing = [i for part, at_hand in zip(parts, known, strict=True) if not at_hand for i in part]
+    with closing(encode(missing)) as coming:
+        for part, place, at_hand in zip(parts, places, known, strict=True):
+            rows = cache.read(place) if at_hand and place is not None else None
+            if rows is None:
+                (rows,) = encode(part) if at_hand else islice(coming, 1)  # at hand a moment ago: damaged, or deleted
+                if place is not None:
+                    cache.write(place, product, rows)
+            yield tuple(column.to(device) for column in rows)

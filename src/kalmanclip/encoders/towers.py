@@ -29,7 +29,10 @@ class Tower(nn.Module):
 
     Attributes:
         sink: where the low-rank layers of this tower write their derivatives.
+        product: what `prefix` computes, for caches: of one model, prefixes of the same name give the same.
     """
+
+    product: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +67,7 @@ class HeadTower(Tower):
         super().__init__()
         self._encode = encode
         self._owner = (owner,)  # in a tuple: not a submodule, its weights are not ours
+        self.product = "embedding"
         self.head = LowRank(width, width, config, self.sink) if config else None
 
     @torch.no_grad()
@@ -185,6 +189,7 @@ class TransformerTower(Tower):
         super().__init__()
         cut = _cut(blocks, config)
         self._frozen_blocks = list(blocks[:cut])
+        self.product = f"tokens after {cut} blocks"
         self.blocks = nn.ModuleList(AdaptedBlock(b, config, self.sink) for b in blocks[cut:])
 
     def merge_(self) -> None:
@@ -225,6 +230,7 @@ class ResNetTower(Tower):
     def __init__(self, visual: ModifiedResNet, config: LowRankConfig) -> None:
         super().__init__()
         self._visual = (visual,)
+        self.product = "tokens of the attention pool"
         width, d = visual.attnpool.c_proj.in_features, visual.attnpool.c_proj.out_features
         names = [n for n in ("q", "k", "v") if n in config.targets] + (["c"] if "out" in config.targets else [])
         if not names:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.data.images import ImageSource
+from kalmanclip.data.kept import keep_decoded
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import RandomCrop, activation_store, decoded, labels_of
+from kalmanclip.methods.features import RandomCrop, activation_store, decoded, frozen_activations, labels_of
 from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, choose_recipe, train
 
 
@@ -122,10 +123,13 @@ class CLIPLoRA:
         """Indices and epoch to the frozen activations of those images."""
         sources = task.train.sources
         if self.config.augment:
+            # thousands of different crops: not for the cache, but no picture need be decoded twice
+            smallest = RandomCrop(self.backbone, self.config.crop_scale, task.seed, 0).min_side
+            pictures = keep_decoded(sources, smallest)
 
             def fresh(i: Tensor, epoch: int) -> Activations:
                 crop = RandomCrop(self.backbone, self.config.crop_scale, task.seed, epoch)
-                (batch,) = decoded(self.backbone, [sources[j] for j in i.tolist()], crop, len(i))
+                (batch,) = decoded(self.backbone, [pictures[j] for j in i.tolist()], crop, len(i))
                 return self.encoder.image.prefix(batch)
 
             return fresh
@@ -145,9 +149,9 @@ class CLIPLoRA:
         T = self.encoder.encode_texts(self._texts, self.templates)
         rows: list[Tensor] = [torch.empty(0, len(T))]
         done = 0
-        for batch in decoded(self.backbone, sources):
-            f = self.encoder.encode_images(self.encoder.image.prefix(batch))
+        for batch in frozen_activations(self.encoder, sources):
+            f = self.encoder.encode_images(batch)
             rows.append((self.backbone.logit_scale * f @ T.mT).float().cpu())
-            done += len(batch)
+            done += len(batch[0])
             progress("reading images", done, len(sources))
         return torch.cat(rows)

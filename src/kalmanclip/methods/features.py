@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,9 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages, class_prompts, image_batches
+from kalmanclip.data.identity import content_identities
 from kalmanclip.data.images import ImageSource
-from kalmanclip.encoders import Backbone, DualEncoder
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.data.kept import keep_decoded
+from kalmanclip.encoders import Activations, Backbone, DualEncoder
+from kalmanclip.encoders.cache import ActivationStore, through_cache
+from kalmanclip.encoders.product import describe_product
 from kalmanclip.encoders.towers import TextEncoder
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods.base import Needs, Progress, silent
@@ -42,6 +45,10 @@ class RandomCrop:
 
     def __init__(self, backbone: Backbone, scale: tuple[float, float], seed: int, epoch: int) -> None:
         self.backbone, self.scale, self.key = backbone, scale, f"{seed}:{epoch}"
+
+    def __str__(self) -> str:
+        """All that a picture's crop depends on besides the backbone and the picture."""
+        return f"area {self.scale[0]} to {self.scale[1]}, ratio {self.ratio}, attempts {self.attempts}, {self.key}"
 
     @property
     def min_side(self) -> int:
@@ -75,25 +82,87 @@ class RandomCrop:
 
 
 def decoded(
-    backbone: Backbone, sources: Iterable[ImageSource], crop: RandomCrop | None = None, batch_size: int = ENCODE_BATCH
+    backbone: Backbone,
+    sources: Iterable[ImageSource],
+    crop: RandomCrop | None = None,
+    batch_size: int = ENCODE_BATCH,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
     """Preprocessed batches (B, 3, h, w) on the model's device: centre crops, or random ones."""
-    min_side = backbone.image_size if crop is None else crop.min_side
-    for batch in image_batches(sources, crop or backbone.preprocess, batch_size, min_side=min_side):
+    min_side, transform = _min_side(backbone, crop), crop or backbone.preprocess
+    for batch in image_batches(sources, transform, batch_size, min_side=min_side, numbers=numbers):
         yield batch.to(backbone.device, backbone.dtype)
 
 
-@torch.no_grad()
+def _min_side(backbone: Backbone, crop: RandomCrop | None) -> int:
+    """Decoding may shrink a picture down to this."""
+    return backbone.image_size if crop is None else crop.min_side
+
+
+def encoded(
+    backbone: Backbone,
+    sources: Sequence[ImageSource],
+    product: str,
+    encode: Callable[[Tensor], Activations],
+    crop: RandomCrop | None = None,
+    keep: bool = True,
+) -> Generator[Activations, None, None]:
+    """What a frozen part of the image tower makes of N images, in batches (B, ...) and in order.
+
+    If the backbone has a cache, batches that it knows are neither decoded nor encoded.
+
+    Args:
+        backbone: the frozen CLIP, and its cache, if any.
+        sources: the images.
+        product: what ``encode`` computes; see `kalmanclip.encoders.towers.Tower.product`.
+        encode: preprocessed images (B, 3, h, w) to activations.
+        crop: random crops; None for centre crops.
+        keep: whether the cache may be used: not for batches that will not come again.
+    """
+
+    def compute(positions: Sequence[int]) -> Generator[Activations, None, None]:
+        for batch in decoded(backbone, [sources[i] for i in positions], crop, ENCODE_BATCH, positions):
+            # in the layout that they would come from a cache with: sums may round by that
+            yield tuple(column.contiguous() for column in encode(batch))
+
+    cache = backbone.cache if keep else None
+    if cache is not None:
+        crop_key = "" if crop is None else str(crop)
+        description = describe_product(backbone, product, _min_side(backbone, crop), crop_key)
+        if description is not None:
+            images = content_identities(sources)
+            return through_cache(cache, description, images, compute, backbone.device, ENCODE_BATCH)
+    return compute(range(len(sources)))
+
+
+def frozen_activations(
+    encoder: DualEncoder, sources: Sequence[ImageSource], keep: bool = True
+) -> Generator[Activations, None, None]:
+    """The frozen activations of N images (centre crops), in batches (B, ...) and in order; cached as in `encoded`."""
+    return encoded(encoder.backbone, sources, encoder.image.product, encoder.image.prefix, keep=keep)
+
+
 def image_features(
-    backbone: Backbone, images: Iterable[ImageSource], progress: Progress = silent, crop: RandomCrop | None = None
+    backbone: Backbone,
+    images: Iterable[ImageSource],
+    progress: Progress = silent,
+    crop: RandomCrop | None = None,
+    keep: bool = True,
 ) -> Tensor:
-    """Unit-length embeddings (N, d) of N images by the frozen image tower; float32 at least."""
+    """Unit-length embeddings (N, d) of N images by the frozen image tower; float32 at least. Cached as in `encoded`."""
+
+    @torch.no_grad()
+    def embed(batch: Tensor) -> Activations:
+        return (unit(backbone.model.encode_image(batch)),)
+
     sources = list(images)
+    # the prefix of a tower with parameters on its embedding is the same, unless it is of lower precision
+    product = "embedding" if unit_dtype(backbone.dtype) == backbone.dtype else "embedding in float32"
     rows: list[Tensor] = []
     done = 0
-    for batch in decoded(backbone, sources, crop):
-        rows.append(unit(backbone.model.encode_image(batch)))
-        done += len(batch)
+    for (f,) in encoded(backbone, sources, product, embed, crop, keep):
+        rows.append(f)
+        done += len(f)
         progress("reading images", done, len(sources))
     return torch.cat(rows) if rows else torch.empty(0, backbone.width, device=backbone.device)
 
@@ -109,7 +178,12 @@ def text_weights(backbone: Backbone, class_names: Sequence[str], templates: Sequ
 
 def unit(x: Tensor) -> Tensor:
     """Rows of unit length, in float32 at least: softmax regression in half precision helps nobody."""
-    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+    return F.normalize(x.to(unit_dtype(x.dtype)), dim=-1)
+
+
+def unit_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of `unit`."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def augmented_features(
@@ -122,13 +196,17 @@ def augmented_features(
         task: whose training images and seed.
         scale: of the random crops, see `RandomCrop`.
         views: None: fresh crops in every epoch, as published; V: so many passes, kept and taken in turn; 0: centre
-            crops.
+            crops. Fresh crops of hundreds of epochs would fill a cache and hardly be needed again: only the decoded
+            pictures are kept then, in memory.
         progress: told about decoding.
 
     Returns:
         A function from the number of the epoch to its features.
     """
     kept: dict[int, Tensor] = {}
+    sources = task.train.sources
+    if views is None:
+        sources = keep_decoded(sources, RandomCrop(backbone, scale, task.seed, 0).min_side)
 
     def features(epoch: int) -> Tensor:
         view = epoch if views is None else epoch % max(views, 1)
@@ -136,7 +214,7 @@ def augmented_features(
             if views is None:
                 kept.clear()
             crop = None if views == 0 else RandomCrop(backbone, scale, task.seed, view)
-            kept[view] = image_features(backbone, task.train.sources, progress, crop)
+            kept[view] = image_features(backbone, sources, progress, crop, keep=views is not None)
         return kept[view]
 
     return features
@@ -144,11 +222,12 @@ def augmented_features(
 
 def activation_store(encoder: DualEncoder, sources: Sequence[ImageSource], progress: Progress) -> ActivationStore:
     """The frozen activations of training images (centre crops), computed and kept where memory allows."""
-    store = ActivationStore(
-        encoder.image.prefix,
-        lambda indices: decoded(encoder.backbone, [sources[i] for i in indices]),
-        len(sources),
-    )
+
+    def encode(indices: Sequence[int]) -> Generator[Activations, None, None]:
+        # a batch of a shuffled pass does not come again
+        return frozen_activations(encoder, [sources[i] for i in indices], keep=len(indices) == len(sources))
+
+    store = ActivationStore(encode, len(sources))
     for done in store.fill():
         progress("reading images", done, len(sources))
     return store

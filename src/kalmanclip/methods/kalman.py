@@ -26,7 +26,7 @@ from kalmanclip.filtering import (
     make_belief,
 )
 from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import activation_store, decoded
+from kalmanclip.methods.features import activation_store, frozen_activations
 from kalmanclip.observation import make_likelihood, observe
 
 
@@ -259,9 +259,9 @@ class Kalman:
     ) -> list[Any]:
         sources = list(images)
         scores, done = [], 0
-        for batch in decoded(self.backbone, sources):
-            scores.append(score(self.encoder.image.prefix(batch)))
-            done += len(batch)
+        for batch in frozen_activations(self.encoder, sources):
+            scores.append(score(batch))
+            done += len(batch[0])
             progress("reading images", done, len(sources))
         return scores
 
