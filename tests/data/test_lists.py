@@ -5,7 +5,8 @@ import json
 import pytest
 from tests.data.trees import picture, text
 
-from kalmanclip.data.lists import CaptionedImages, labelled_captions, read_captions, read_list
+from kalmanclip.data.lists import has_captions_only, is_list, read_caption_views, read_captions, read_list
+from kalmanclip.data.pairs import CaptionedImages, labelled_captions
 from kalmanclip.errors import DataError
 
 ROWS = [
@@ -88,7 +89,7 @@ def test_refused(tmp_path, kind, content, problem):
 
 
 def test_absent(tmp_path):
-    with pytest.raises(DataError, match="missing"):
+    with pytest.raises(DataError, match=r"there is no list .*list\.csv"):
         read_list(tmp_path / "list.csv")
 
 
@@ -108,3 +109,24 @@ def test_pairs(tmp_path):
     pairs = labelled_captions(views.train, "a {}.")
     assert pairs.captions == ["a sea lion.", "a cat."]
     assert (len(pairs), pairs.subset([1]).captions) == (2, ["a cat."])
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
+def test_parts_of_pairs(tmp_path, kind):
+    views = read_caption_views(write(tmp_path, kind))
+    assert views.train.captions == ["a lion, at sea", "a cat"]
+    assert (views.val.captions, views.test.captions) == (["another"], ["the last"])
+    assert (views.part(None, "x"), views.part("val", "x")) == (views.test, views.val)
+    whole = read_caption_views(write(tmp_path, kind, [{"path": "a.png", "text": "x"}]))
+    assert (whole.val, whole.test) == (None, None)
+    assert whole.part(None, "x") is whole.train
+    with pytest.raises(DataError, match=r"list.csv has no part 'test'; it has train"):
+        whole.part("test", "list.csv")
+
+
+def test_what_a_list_is_about(tmp_path):
+    assert not has_captions_only(write(tmp_path, "csv"))  # both: classes
+    assert has_captions_only(write(tmp_path, "json", [{"image": "a.png", "caption": "x", "class": None}]))
+    with pytest.raises(DataError, match=r"class \(or label\), or caption \(or text\); it has image, captoin"):
+        has_captions_only(write(tmp_path, "json", [{"image": "a.png"}, {"image": "a.png", "captoin": "x"}]))
+    assert [is_list(name) for name in ("a.CSV", "a.jsonl", "photos")] == [True, True, False]

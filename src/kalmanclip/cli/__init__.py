@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import kalmanclip
-from kalmanclip.cli import compare, data, demo, evaluate, export, fit, info, predict
+from kalmanclip.cli import compare, data, demo, evaluate, export, fit, info, predict, retrieve
 from kalmanclip.cli.guard import guarded, set_debug
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ _register(demo.demo, demo.EXAMPLES)
 _register(fit.fit, fit.EXAMPLES)
 _register(predict.predict, predict.EXAMPLES)
 _register(evaluate.evaluate, evaluate.EXAMPLES)
+_register(retrieve.retrieve, retrieve.EXAMPLES)
 _register(compare.compare, compare.EXAMPLES)
 _register(export.export, export.EXAMPLES)
 _register(info.info, info.EXAMPLES)

@@ -1,4 +1,4 @@
-"""``kalmanclip fit``: from a folder of class folders to an adapter, resumable after every pass."""
+"""``kalmanclip fit``: from labelled or captioned images to an adapter, resumable after every pass."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kalmanclip.cli.common import Device, check_device, naming_bad_images, refus
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import bars, command_line, facts, note, say, size_of, some, suggest, waiting
+from kalmanclip.cli.training import Material, fingerprint, read_material
+from kalmanclip.config import to_dict
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,13 +26,24 @@ kalmanclip fit photos/ -o pets.adapter
 kalmanclip fit photos/ -o pets.adapter --shots 16 --model ViT-B-16:openai
 kalmanclip fit photos/ -o pets.adapter --template "a photo of a {}, a type of pet."
 kalmanclip fit photos/ -o pets.adapter --resume
+kalmanclip fit photos.csv -o pets.adapter
+kalmanclip fit captions.jsonl -o captions.adapter
+kalmanclip fit hf:OWNER/NAME -o pets.adapter
 """
 
 METHOD = "The method (what is left out keeps the preset's value)"
 
 
 def fit(
-    folder: Annotated[Path, typer.Argument(help="One folder per class, named like the class.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder with one folder per class, named like the class; or a .csv, .json or .jsonl list with the "
+            "columns image and class, or image and caption; or hf:OWNER/NAME, a data set of Hugging Face.",
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where the adapter goes: a new folder.", show_default=False)
     ],
@@ -81,7 +94,10 @@ def fit(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is already there.")] = False,
 ) -> None:
-    """Learn classes from a few labelled images and write an adapter.
+    """Learn classes, or captions, from a few images and write an adapter.
+
+    Captions are told apart within each batch (--observation contrastive) unless you choose otherwise. Of a list with
+    a column split, the rows of train are used.
 
     The adapter is saved after every pass over the images, so little is lost when something stops the run:
     --resume goes on from there and ends with the same adapter.
@@ -95,8 +111,8 @@ def fit(
         resuming.refuse_overwriting(output, before)
 
     with waiting("Loading"):
-        from kalmanclip.data import read_folder, sample_shots
         from kalmanclip.estimator import KalmanCLIP
+        from kalmanclip.retrieval import CAPTION_TEMPLATES, learnable, pair_config
 
     flags = {
         "epochs": epochs,
@@ -114,10 +130,15 @@ def fit(
     if before:
         resuming.require_same_options(before, options, model, template, shots)
         shots = before["notes"].get("shots")
-    images = sample_shots(read_folder(folder), shots, options.seed)
-    fingerprint = resuming.fingerprint(folder, images)
-    if before:
-        resuming.require_same_images(before, images, fingerprint)
+    material = read_material(data)
+    if material.pairs is not None:
+        if template:
+            raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
+        if not before:
+            options = build_config(flags, config, start=to_dict(pair_config()))
+    templates = template or (CAPTION_TEMPLATES if material.pairs is not None else material.templates)
+    if material.labelled is not None:
+        images, seen = _choose(material, material.labelled, shots, options.seed, before)
     check_device(device)
 
     with writable_folder(output):
@@ -125,7 +146,7 @@ def fit(
             if before:
                 clf = KalmanCLIP.load(output, device=device)
             else:
-                given = {"model": model, "templates": template or None, "device": device}
+                given = {"model": model, "templates": templates, "device": device}
                 clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
         done = clf.notes.get("epochs_done", 0)
         if done >= options.epochs:
@@ -133,14 +154,30 @@ def fit(
             return
         if before:
             note(f"Going on after pass {done} of {options.epochs}.")
-        clf.notes |= {"folder": str(folder), "shots": shots, "images": fingerprint}
+        if material.pairs is not None:  # only the model can say which captions it reads as the same
+            labelled = learnable(material.pairs, clf.backbone, options.seed).train
+            images, seen = _choose(material, labelled, shots, options.seed, before)
+        clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": material.pairs is not None}
         clf.notes |= {"epochs": options.epochs, "epochs_done": done}
         try:
             _learn(clf, images, output)
         except KeyboardInterrupt:
-            _say_how_to_resume(folder, output, clf.notes)
+            _say_how_to_resume(data, output, clf.notes)
             raise typer.Exit(INTERRUPTED) from None
-    _summarise(clf, len(images), output, time.monotonic() - started)
+    _summarise(clf, len(images), data, output, time.monotonic() - started)
+
+
+def _choose(
+    material: Material, labelled: LabelledImages, shots: int | None, seed: int, before: dict[str, Any] | None
+) -> tuple[LabelledImages, str]:
+    """The images that are used and their fingerprint; those of ``before``, if a fit is resumed."""
+    from kalmanclip.data import sample_shots
+
+    images = sample_shots(labelled, shots, seed)
+    seen = fingerprint(material, images)
+    if before:
+        resuming.require_same_images(before, images, seen)
+    return images, seen
 
 
 def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
@@ -152,29 +189,33 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
         clf.save(output)
 
     with bars() as progress, naming_bad_images(images.sources):
-        if done:
+        if done and notes["captions"]:  # `partial_fit` would clean captions as if they were class names
+            clf.method.update(images, notes["epochs"] - done, progress, save)
+        elif done:
             clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
         else:
             clf.fit(images, progress=progress, after_epoch=save)
 
 
-def _say_how_to_resume(folder: Path, output: Path, notes: dict[str, Any]) -> None:
+def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
     if notes["epochs_done"] == 0:
         note("Stopped before the first pass was finished: nothing was saved. The same command starts again.")
         return
     note(
         f"Stopped. {notes['epochs_done']} of {notes['epochs']} passes are saved in {output}. Go on with:\n"
-        f"  {command_line('fit', folder, '-o', output, '--resume')}"
+        f"  {command_line('fit', data, '-o', output, '--resume')}"
     )
 
 
-def _summarise(clf: KalmanCLIP, images: int, output: Path, seconds: float) -> None:
+def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:
+    captions = clf.notes["captions"]
+    learned = f"{len(clf.classes_)} ({some(clf.classes_, 2 if captions else 8)})"
     kalman = clf.method.filter
     assert kalman is not None
     damping = [step.regulation for step in clf.method.history if not step.skipped]
     facts(
         [
-            ("classes", f"{len(clf.classes_)} ({some(clf.classes_)})"),
+            ("captions" if captions else "classes", learned),
             ("images", images),
             ("steps", f"{kalman.steps}, of which {kalman.skipped} skipped"),
             ("mean lambda", f"{sum(damping) / len(damping):.3f} (1: no batch surprised the filter)"),
@@ -182,6 +223,12 @@ def _summarise(clf: KalmanCLIP, images: int, output: Path, seconds: float) -> No
             ("saved in", f"{output} ({size_of(output)})"),
         ]
     )
+    if captions:
+        suggest(
+            (command_line("retrieve", data, "--adapter", output), "recall, on the rows of test if there are any"),
+            (command_line("predict", output, "IMAGES"), "the most similar captions for files or folders"),
+        )
+        return
     suggest(
         (command_line("predict", output, "IMAGES"), "classify files or folders"),
         (command_line("evaluate", output, "FOLDER"), "measure it on labelled images it has not seen"),

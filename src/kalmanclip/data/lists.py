@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from kalmanclip.data.images import ImageSource
-from kalmanclip.data.labelled import LabelledImages, from_lists
+from kalmanclip.data.labelled import from_lists
+from kalmanclip.data.pairs import CaptionedImages, CaptionedViews
 from kalmanclip.data.sets.files import read_text
 from kalmanclip.data.sets.views import PARTS, PUBLISHED, Views
 from kalmanclip.errors import DataError
@@ -22,36 +22,6 @@ _IMAGE, _LABEL, _CAPTION, _SPLIT = ("image", "path"), ("class", "label"), ("capt
 _PART = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 _PART |= {"test": "test", "testing": "test"}
 _MISSING_SHOWN = 5
-
-
-@dataclass(frozen=True, eq=False)
-class CaptionedImages:
-    """N images, not decoded, with a caption of each.
-
-    Attributes:
-        sources: N of what `load_image` takes.
-        captions: N sentences.
-    """
-
-    sources: list[ImageSource]
-    captions: list[str]
-
-    def __post_init__(self) -> None:
-        for field in ("sources", "captions"):  # own lists: nobody else's changes reach a frozen object
-            object.__setattr__(self, field, list(getattr(self, field)))
-        if len(self.sources) != len(self.captions):
-            raise DataError(f"{len(self.sources)} images but {len(self.captions)} captions; give one per image")
-        for position, caption in enumerate(self.captions):
-            if not isinstance(caption, str) or not caption.strip():
-                raise DataError(f"the caption of image {position} is {caption!r}; use non-empty strings")
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def subset(self, indices: Iterable[int]) -> "CaptionedImages":
-        """Return the pairs at `indices`, in that order."""
-        chosen = list(indices)
-        return CaptionedImages([self.sources[i] for i in chosen], [self.captions[i] for i in chosen])
 
 
 def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> Views:
@@ -97,17 +67,44 @@ def read_captions(path: str | os.PathLike[str], part: str | None = None) -> Capt
     return CaptionedImages(list(_images(place, rows)), [str(_column(row, _CAPTION)) for row in rows])
 
 
-def labelled_captions(images: LabelledImages, template: str) -> CaptionedImages:
-    """Return labelled images as pairs with the prompt of their class."""
-    return CaptionedImages(images.sources, [template.replace("{}", images.class_names[i]) for i in images.labels])
+def read_caption_views(path: str | os.PathLike[str]) -> CaptionedViews:
+    """Return all parts of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
+    place = Path(path)
+    parts = [_part(row) for row in _rows(place)]
+    pairs = read_captions(place)
+    members = {part: [i for i, own in enumerate(parts) if own == part] for part in PARTS}
+    return CaptionedViews(**{part: pairs.subset(members[part]) for part in PARTS if members[part]})
+
+
+def is_list(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is called like a list."""
+    return Path(path).suffix.lower() in _READERS
+
+
+def has_captions_only(path: str | os.PathLike[str]) -> bool:
+    """Return whether a list has captions and no classes; one that has both is about classes.
+
+    Raises:
+        DataError: it has neither.
+    """
+    rows = _rows(Path(path))
+    names = {name for _, columns in rows for name, value in columns.items() if value not in (None, "")}
+    if not names & {*_CAPTION, *_LABEL}:
+        columns = ", ".join(dict.fromkeys(name for _, columns in rows for name in columns)) or "none"
+        raise DataError(
+            f"{path} says nothing about its images: it needs a column class (or label), or caption (or text); "
+            f"it has {columns}"
+        )
+    return not names & set(_LABEL)
 
 
 def _rows(path: Path) -> list[Row]:
     """All rows of a list, with where they stand."""
-    readers = {".csv": _csv, ".json": _json, ".jsonl": _json_lines, ".ndjson": _json_lines}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(readers)}")
-    rows = readers[path.suffix.lower()](path, read_text(path))
+    if not is_list(path):
+        raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(_READERS)}")
+    if not path.is_file():
+        raise DataError(f"there is no list {path}; check the path")
+    rows = _READERS[path.suffix.lower()](path, read_text(path))
     if not rows:
         raise DataError(f"{path} has no rows; list at least one image")
     return rows
@@ -131,6 +128,9 @@ def _json(path: Path, text: str) -> list[Row]:
 def _json_lines(path: Path, text: str) -> list[Row]:
     lines = ((f"line {number} of {path}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
     return [_object(_parsed(line, where), where) for where, line in lines]
+
+
+_READERS = {".csv": _csv, ".json": _json, ".jsonl": _json_lines, ".ndjson": _json_lines}
 
 
 def _parsed(text: str, where: str) -> Any:

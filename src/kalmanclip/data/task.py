@@ -9,6 +9,7 @@ from kalmanclip.data.identity import fingerprint
 from kalmanclip.data.labelled import LabelledImages
 from kalmanclip.data.names import shown
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, validate_templates
+from kalmanclip.data.shot_lists import ShotLists
 from kalmanclip.errors import ConfigError, DataError
 
 VALIDATION_SHOTS = 4
@@ -26,6 +27,7 @@ class Draw:
         validation: positions in the val part, or in the train part where there is no val part.
         validation_from: "val", "train", or None if there are no validation images.
         fingerprints: a hash of each part that was drawn from (`identity.fingerprint`), by "train" and "val".
+        shot_list: the name of the file that the training images were taken from; None if they were drawn.
     """
 
     shots: int | None
@@ -34,6 +36,7 @@ class Draw:
     validation: tuple[int, ...]
     validation_from: str | None
     fingerprints: Mapping[str, str]
+    shot_list: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +126,11 @@ def few_shot_task(
     seed: int,
     templates: str | Iterable[str] = DEFAULT_TEMPLATES,
     replacement: bool = True,
+    shot_lists: ShotLists | None = None,
 ) -> FewShotTask:
     """Draw a few-shot task: K images per class to learn from, min(K, 4) per class to choose on.
+
+    Where the data set comes with a list of the seed's images, the first K of each class in it are taken instead.
 
     Validation images come from `val`. Without a val part they are drawn, the same way, from the training images
     that are left over; a class that has none left over has no validation images. No image is in both.
@@ -138,16 +144,21 @@ def few_shot_task(
         templates: prompt templates.
         replacement: whether a class with fewer than K images (in train, or in val) is filled up by drawing some of
             its images again. Left-over training images are never repeated.
+        shot_lists: the lists of `train`, if it has any.
 
     Raises:
-        DataError: a class has no training images, or the parts have different classes.
+        DataError: a class has no training images or too few in its list, or the parts have different classes.
     """
     empty = [name for name, count in zip(train.class_names, train.counts(), strict=True) if count == 0]
     if empty:
         raise DataError(
             f"{len(empty)} classes have no training images ({shown(empty)}); add some, or leave the classes out"
         )
-    chosen = sample_indices(train, shots, seed, replacement)
+    listed = None if shot_lists is None else shot_lists.find(shots, seed)
+    if listed is None or shots is None:
+        chosen = sample_indices(train, shots, seed, replacement)
+    else:
+        chosen = listed.first(train, shots)
     wanted = None if shots is None else min(shots, VALIDATION_SHOTS)
     validation: list[int] = []
     if val is not None:
@@ -159,7 +170,8 @@ def few_shot_task(
     source = None if not validation else "train" if val is None else "val"
     parts = {"train": train} if val is None else {"train": train, "val": val}
     prints = {part: fingerprint(images) for part, images in parts.items()}
-    draw = Draw(shots, seed, tuple(chosen), tuple(validation), source, prints)
+    name = None if listed is None else listed.name
+    draw = Draw(shots, seed, tuple(chosen), tuple(validation), source, prints, name)
     return _task(draw, train, val, test, validate_templates(templates))
 
 

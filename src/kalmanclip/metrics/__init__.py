@@ -11,18 +11,21 @@ from kalmanclip.metrics.calibration import (
 from kalmanclip.metrics.classification import ClassResult, accuracy, confusion_matrix, per_class, top_k_accuracy
 from kalmanclip.metrics.detection import detection_auroc, fpr_at_tpr, maximum_softmax
 from kalmanclip.metrics.lead import lead
+from kalmanclip.metrics.retrieval import RetrievalRecall, embedding_recall, recall_at_k
 from kalmanclip.metrics.selective import RiskCoverage, area_under_risk_coverage, failure_auroc, risk_coverage
 
 __all__ = [
     "BINS",
     "ClassResult",
     "ReliabilityBin",
+    "RetrievalRecall",
     "RiskCoverage",
     "accuracy",
     "area_under_risk_coverage",
     "brier_score",
     "confusion_matrix",
     "detection_auroc",
+    "embedding_recall",
     "expected_calibration_error",
     "failure_auroc",
     "fpr_at_tpr",
@@ -30,6 +33,7 @@ __all__ = [
     "maximum_softmax",
     "negative_log_likelihood",
     "per_class",
+    "recall_at_k",
     "reliability_table",
     "risk_coverage",
     "top_k_accuracy",

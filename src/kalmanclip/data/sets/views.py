@@ -10,6 +10,7 @@ from typing import TypeAlias
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import LabelledImages
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES
+from kalmanclip.data.shot_lists import ShotLists
 from kalmanclip.errors import DataError
 
 Item: TypeAlias = tuple[ImageSource, int]
@@ -37,6 +38,7 @@ class Views:
         templates: the data set's prompt templates.
         imagenet_labels: for relatives of ImageNet, the label in 0..999 of each class, so that a classifier of all
             1000 classes can be measured on a set that has 200 of them.
+        shot_lists: which images of train are the few shots of each seed, where somebody published that.
     """
 
     train: LabelledImages | None
@@ -45,6 +47,7 @@ class Views:
     split: str = PUBLISHED
     templates: tuple[str, ...] = DEFAULT_TEMPLATES
     imagenet_labels: tuple[int, ...] | None = None
+    shot_lists: ShotLists | None = None
 
     def __post_init__(self) -> None:
         present = [images for _, images in self.parts()]

@@ -1,0 +1,108 @@
+"""``kalmanclip retrieve``: how well images find their captions, and captions their images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kalmanclip.cli.common import Device, Json, check_device, load, naming_bad_images
+from kalmanclip.cli.screen import bars, facts, listing, percent, say, waiting
+from kalmanclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.metrics import RetrievalRecall
+
+EXAMPLES = """
+kalmanclip retrieve photos.csv
+kalmanclip retrieve photos.csv --adapter photos.adapter --k 1,5
+kalmanclip retrieve photos.jsonl --model ViT-B-16:openai --json
+"""
+
+
+def retrieve(
+    pairs: Annotated[
+        str,
+        typer.Argument(
+            metavar="LIST",
+            help="A .csv, .json or .jsonl file with the columns image and caption (and split, if there are parts); "
+            "or hf:OWNER/NAME, a data set of Hugging Face.",
+            show_default=False,
+        ),
+    ],
+    adapter: Annotated[
+        Path | None, typer.Option(help="Also measure this adapter, the folder that `kalmanclip fit` wrote.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The CLIP to measure, if there is no adapter: tiny, ...")] = None,
+    k: Annotated[str, typer.Option(help="How many candidates may be looked at; several with commas.")] = "1,5,10",
+    part: Annotated[
+        str | None, typer.Option(help="train, val or test; by default test, or everything if there is no split.")
+    ] = None,
+    as_json: Json = False,
+    device: Device = None,
+) -> None:
+    """Measure how often images find their captions, and captions their images, among the k best (recall@k).
+
+    An image with several captions may find any of them, a caption any of its images. Ties count as in a random order.
+    """
+    if adapter is not None and model is not None:
+        raise ConfigError("An adapter knows its model. Give --adapter or --model, not both.")
+    ks = _numbers(k)
+    with waiting("Loading"):
+        from kalmanclip.cli.training import caption_views
+        from kalmanclip.encoders import load_backbone
+        from kalmanclip.retrieval import measure_recall
+
+    chosen = caption_views(pairs).part(part, pairs)
+    check_device(device)
+    if adapter is not None:
+        tool: Any = load(adapter, device)
+    else:
+        with waiting("Loading the model"):
+            import torch
+
+            tool = load_backbone(model or "tiny", device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with bars() as progress, naming_bad_images(chosen.sources):
+        result = measure_recall(chosen, tool, ks, progress)
+    if as_json:
+        rows = {"guessing": _row(result.guessing), "zero_shot": _row(result.zero_shot)}
+        rows |= {"tuned": _row(result.tuned)} if result.tuned else {}
+        sizes = {"pairs": len(chosen), "images": result.zero_shot.images, "texts": result.zero_shot.texts}
+        typer.echo(json.dumps(sizes | rows, indent=2))
+        return
+    facts(
+        [
+            ("pairs", len(chosen)),
+            ("images", f"{result.zero_shot.images} (equal files are one)"),
+            ("texts", f"{result.zero_shot.texts} (equal captions are one)"),
+        ]
+    )
+    recalls = {"guessing": result.guessing, "zero-shot": result.zero_shot}
+    if result.tuned is not None:
+        recalls["tuned"] = result.tuned
+    table = listing("direction", "k", *recalls, right=("k", *recalls))
+    for title, direction in (("image to text", "image_to_text"), ("text to image", "text_to_image")):
+        for number in ks:
+            table.add_row(title, str(number), *(percent(getattr(r, direction)[number]) for r in recalls.values()))
+    say(table)
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise ConfigError(f"--k is {text!r}; give whole numbers of at least 1 with commas, such as 1,5,10.")
+    return numbers
+
+
+def _row(recall: RetrievalRecall) -> dict[str, dict[str, float]]:
+    """For JSON, whose keys are strings."""
+    return {
+        direction: {str(k): share for k, share in getattr(recall, direction).items()}
+        for direction in ("image_to_text", "text_to_image")
+    }

@@ -1,0 +1,384 @@
+"""Data sets of Hugging Face: from the Hub, or saved on this computer. Needs the extra ``[huggingface]``.
+
+| spelling | meaning |
+| --- | --- |
+| ``hf:OWNER/NAME`` | a data set of the Hub; downloaded once, then read from the cache, also offline |
+| ``hf:OWNER/NAME:CONFIG`` | one of its configurations |
+| ``hf:FOLDER`` | a folder that ``save_to_disk`` wrote, one of parquet files, or images with a `metadata.csv` |
+| ``hf:FILE.parquet`` | one parquet file |
+| ``...?label=fine_label&test=validation`` | choices after a question mark, see `Choices` |
+
+Nothing in a data set is ever executed: the `datasets` package refuses loading scripts since version 4, the oldest that
+is accepted here, and never gets `trust_remote_code`. No image is decoded before it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
+
+from PIL import Image
+
+from kalmanclip.data.decoding import decode_bytes, decode_file
+from kalmanclip.data.images import ImageSource, LazyImage
+from kalmanclip.data.labelled import LabelledImages, from_lists
+from kalmanclip.data.names import class_name_from_folder
+from kalmanclip.data.pairs import CaptionedImages, CaptionedViews
+from kalmanclip.data.prompts import DEFAULT_TEMPLATES, validate_templates
+from kalmanclip.data.sets.views import PARTS, PUBLISHED, Views
+from kalmanclip.errors import ConfigError, DataError, ImageError
+from kalmanclip.files import sha256_of
+
+Dataset: TypeAlias = Any
+"""A `datasets.Dataset`: one split, a table on disk. The package has no types, and may not be installed."""
+
+PREFIX = "hf:"
+OLDEST = 4
+"""The first major version of `datasets` that cannot execute a data set's own code."""
+
+_SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
+_IMAGE, _LABEL = ("image", "img", "picture", "photo"), ("label", "labels", "class", "fine_label")
+_CAPTION = ("caption", "text", "captions", "sentence", "description")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What can be chosen about a data set, as an argument or behind the ``?`` of its spelling (arguments win).
+
+    Attributes:
+        image: the column of the images.
+        label: the column of the classes.
+        caption: the column of the captions.
+        train: which of the data set's splits is used as train part.
+        val: the same for the validation part.
+        test: the same for the test part.
+        revision: branch, tag or commit on the Hub.
+        template: one prompt template.
+    """
+
+    image: str | None = None
+    label: str | None = None
+    caption: str | None = None
+    train: str | None = None
+    val: str | None = None
+    test: str | None = None
+    revision: str | None = None
+    template: str | None = None
+
+
+def read_hugging_face(
+    spelling: str,
+    *,
+    class_names: Sequence[str] | None = None,
+    templates: str | Sequence[str] | None = None,
+    **choices: str | None,
+) -> Views:
+    """Return the parts of a data set with classes; no image is decoded.
+
+    Class names come from the label column's `ClassLabel`, with underscores as spaces, or are the different strings in
+    it. Rows without a label (None, or the Hub's -1) are left out; a part without any labels is no part.
+
+    Args:
+        spelling: see the table at the top of this module; the ``hf:`` may be left out.
+        class_names: other names for the same labels, one per label; needed where labels are numbers without names.
+        templates: prompt templates.
+        **choices: see `Choices`.
+
+    Raises:
+        ConfigError: `datasets` is not installed or too old, or a choice does not exist.
+        DataError: the data set cannot be had or lacks images or labels.
+    """
+    name, chosen = _parse(spelling, choices)
+    found = _load(name, chosen)
+    splits = _parts(found, chosen, name)
+    features = next(iter(splits.values())).features
+    column = _label_column(features, chosen.label, name)
+    rows = {part: _labels(split, column) for part, split in splits.items()}
+    named = getattr(features[column], "names", None)
+    names = _class_names(class_names, named, rows, name)
+    views: dict[str, LabelledImages] = {}
+    for part, split in splits.items():
+        kept = [i for i, label in enumerate(rows[part]) if label is not None]
+        if kept:
+            images = _images(split, _image_column(features, chosen.image, name), name, part, kept)
+            views[part] = from_lists(images, [rows[part][i] for i in kept], names)
+    if not views:
+        raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?label=")
+    prompts = templates or chosen.template or DEFAULT_TEMPLATES
+    return Views(views.get("train"), views.get("val"), views.get("test"), PUBLISHED, validate_templates(prompts))
+
+
+def read_hugging_face_captions(spelling: str, **choices: str | None) -> CaptionedViews:
+    """Return the parts of a data set of pairs; no image is decoded.
+
+    The caption column holds a string, or a list of strings: each of them then makes a pair with the image.
+
+    Args:
+        spelling: see the table at the top of this module; the ``hf:`` may be left out.
+        **choices: see `Choices`.
+    """
+    name, chosen = _parse(spelling, choices)
+    splits = _parts(_load(name, chosen), chosen, name)
+    features = next(iter(splits.values())).features
+    column = _caption_column(features, chosen.caption, name)
+    parts: dict[str, CaptionedImages] = {}
+    for part, split in splits.items():
+        captions = [[text] if isinstance(text, str) else text or [] for text in split[column]]
+        kept = [i for i, texts in enumerate(captions) if any(map(str.strip, texts))]
+        if kept:
+            images = _images(split, _image_column(features, chosen.image, name), name, part, kept)
+            pairs = [(x, t) for x, i in zip(images, kept, strict=True) for t in captions[i] if t.strip()]
+            parts[part] = CaptionedImages([x for x, _ in pairs], [t for _, t in pairs])
+    if not parts:
+        raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?caption=")
+    return CaptionedViews(**parts)
+
+
+def has_captions_only(spelling: str) -> bool:
+    """Return whether a data set has captions and no classes, as `kalmanclip.data.lists.has_captions_only` does."""
+    name, chosen = _parse(spelling, {})
+    if chosen.label or chosen.caption:
+        return chosen.label is None
+    features = next(iter(_parts(_load(name, chosen), chosen, name).values())).features
+    return not _label_candidates(features) and bool(_caption_candidates(features))
+
+
+class StoredImage(LazyImage):
+    """One image of a data set, read from its table when it is needed.
+
+    Args:
+        table: the part of the data set, with this one column, not decoding.
+        row: where in it.
+        name: what to call it in messages, and its identity: data set, part and row.
+    """
+
+    def __init__(self, table: Dataset, row: int, name: str) -> None:
+        self._table, self._row, self._name = table, row, name
+
+    @property
+    def identity(self) -> str:
+        """Data set, part and row: the same on every computer, as long as the data set stays as it is."""
+        return self._name
+
+    def load(self, max_pixels: int) -> Image.Image:
+        """Return the image in mode RGB."""
+        stored = self._stored()
+        if isinstance(stored, Path):
+            return decode_file(stored, None, max_pixels)
+        return decode_bytes(stored, self._name, max_pixels)
+
+    def content(self) -> str | None:
+        """A hash of the file that the table holds or names."""
+        stored = self._stored()
+        return sha256_of(stored, ImageError) if isinstance(stored, Path) else hashlib.sha256(stored).hexdigest()
+
+    def _stored(self) -> bytes | Path:
+        """The image's file, or where it lies."""
+        (stored,) = self._table[self._row].values()
+        if isinstance(stored, dict):
+            stored = stored.get("bytes") or (stored.get("path") and Path(stored["path"]))
+        if not stored:
+            raise ImageError(f"{self._name} is empty; leave the row out of the data set")
+        found: bytes | Path = stored
+        return found
+
+
+def _parse(spelling: str, choices: Mapping[str, str | None]) -> tuple[str, Choices]:
+    """The name without prefix and question mark, and what was chosen."""
+    name, _, query = spelling.removeprefix(PREFIX).partition("?")
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError as error:
+        raise ConfigError(f"{spelling!r} ends in choices that cannot be read; write ?label=NAME&test=NAME") from error
+    given |= {key: value for key, value in choices.items() if value is not None}
+    known = [field.name for field in fields(Choices)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"a data set of Hugging Face has no choice {key!r}; known: {', '.join(known)}")
+    if not name:
+        raise ConfigError("hf: needs the name of a data set, hf:OWNER/NAME, or a folder")
+    return name, replace(Choices(), **given)
+
+
+def _package() -> Any:
+    """The `datasets` package, if it is one that executes nothing."""
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise ConfigError(
+            'data sets of Hugging Face need the package `datasets`: pip install "kalmanclip[huggingface]"'
+        ) from error
+    if int(datasets.__version__.split(".")[0]) < OLDEST:
+        raise ConfigError(
+            f"the package `datasets` {datasets.__version__} could execute code of a data set; "
+            f'install {OLDEST}.0 or newer: pip install -U "kalmanclip[huggingface]"'
+        )
+    return datasets
+
+
+def _load(name: str, chosen: Choices) -> Mapping[str, Dataset]:
+    """All splits, by name, from this computer if the name is a path, else from the Hub or its cache."""
+    package = _package()
+    path = Path(name).expanduser()
+    if path.exists():
+        try:
+            return _local(package, path)
+        except Exception as error:  # damaged files provoke nearly every type there is
+            raise DataError(f"{path} cannot be read as a data set: {_first_line(error)}. Save it again") from error
+    repository, _, config = name.partition(":")
+    if not _HUB_NAME.fullmatch(repository):
+        raise DataError(f"there is no file or folder {path}; check the path, or write hf:OWNER/NAME")
+    try:
+        return package.load_dataset(repository, config or None, revision=chosen.revision)
+    except Exception as error:  # the network, the Hub, the cache and the files: as many types
+        raise DataError(_explain(repository, error)) from error
+
+
+def _local(package: Any, path: Path) -> Mapping[str, Dataset]:
+    if path.is_file():
+        if path.suffix != ".parquet":
+            raise DataError("the file does not end in .parquet; give a parquet file or a folder")
+        return package.load_dataset("parquet", data_files={"train": str(path)})
+    if (path / "dataset_dict.json").is_file():
+        return package.load_from_disk(str(path))
+    if (path / "state.json").is_file():
+        return {"train": package.load_from_disk(str(path))}
+    # Finds splits by the names of files and folders; images with metadata.csv, or parquet. Scripts are refused.
+    return package.load_dataset(str(path))
+
+
+def _explain(repository: str, error: Exception) -> str:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    detail = _first_line(error)
+    if "Config name is missing" in str(error) or ("BuilderConfig" in str(error) and "not found" in str(error)):
+        known = re.search(r"\[.*?\]", str(error), re.DOTALL)
+        return f"choose a configuration of {repository}: hf:{repository}:CONFIG; known: {known[0] if known else detail}"
+    if "scripts are no longer supported" in str(error):
+        return f"{repository} would have to execute a script of its own to be read, which is never done; {detail}"
+    offline = (
+        "On a computer with a network, `datasets.load_dataset(...).save_to_disk(FOLDER)` makes a copy; "
+        "bring the folder here and write hf:FOLDER"
+    )
+    if kinds & {"ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "TransportError"}:
+        return f"{repository} is not in the cache, and the Hugging Face Hub cannot be reached ({detail}). {offline}"
+    if "DatasetNotFoundError" in kinds:
+        return f"the Hub has no data set {repository}, or it needs a login (`hf auth login`): {detail}"
+    return f"{repository} cannot be read from the Hugging Face Hub: {detail}. {offline}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _parts(found: Mapping[str, Dataset], chosen: Choices, name: str) -> dict[str, Dataset]:
+    """The splits that are used, by part. A single split of another name is the train part."""
+    parts: dict[str, Dataset] = {}
+    for part in PARTS:
+        wanted = getattr(chosen, part)
+        if wanted is not None and wanted not in found:
+            raise ConfigError(f"{name} has no split {wanted!r}; it has {', '.join(map(str, found))}")
+        for split in (wanted,) if wanted else _SPLITS[part]:
+            if split in found and part not in parts:
+                parts[part] = found[split]
+    taken = {getattr(chosen, part) for part in PARTS} - {None}
+    for part in PARTS:  # ?test=validation takes it away from the validation part
+        if part in parts and getattr(chosen, part) is None and any(parts[part] is found[split] for split in taken):
+            del parts[part]
+    if not parts and len(found) == 1:
+        parts["train"] = next(iter(found.values()))
+    if not parts:
+        raise ConfigError(f"{name} has the splits {', '.join(map(str, found))}; say which is which: ?train=NAME")
+    return parts
+
+
+def _image_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
+    candidates = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
+    # Tables that were not written by `datasets` hold the bare bytes, or bytes and path.
+    candidates = candidates or [
+        column
+        for column, feature in features.items()
+        if (isinstance(feature, dict) and {"bytes", "path"} >= set(feature)) or _dtype(feature) == "binary"
+    ]
+    return _pick(candidates, features, wanted, _IMAGE, "image", name)
+
+
+def _label_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
+    return _pick(_label_candidates(features), features, wanted, _LABEL, "label", name)
+
+
+def _label_candidates(features: Mapping[str, Any]) -> list[str]:
+    """Columns of classes; where none says that it is one, strings and whole numbers that are called like one."""
+    named = [column for column, feature in features.items() if type(feature).__name__ == "ClassLabel"]
+    plain = [c for c in features if c.lower() in _LABEL and _dtype(features[c]).startswith(("string", "int", "uint"))]
+    return named or plain
+
+
+def _caption_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
+    return _pick(_caption_candidates(features), features, wanted, _CAPTION, "caption", name)
+
+
+def _caption_candidates(features: Mapping[str, Any]) -> list[str]:
+    return [c for c, feature in features.items() if c.lower() in _CAPTION and _holds_text(feature)]
+
+
+def _holds_text(feature: Any) -> bool:
+    inner = getattr(feature, "feature", feature)  # of a list
+    return _dtype(inner[0] if isinstance(inner, list) else inner) in ("string", "large_string")
+
+
+def _dtype(feature: Any) -> str:
+    return str(getattr(feature, "dtype", ""))
+
+
+def _pick(
+    candidates: list[str], features: Mapping[str, Any], wanted: str | None, usual: Sequence[str], what: str, name: str
+) -> str:
+    """The column that was asked for, the only candidate, or the first that has a usual name."""
+    columns = ", ".join(features)
+    if wanted is not None:
+        if wanted not in features:
+            raise ConfigError(f"{name} has no column {wanted!r}; it has {columns}")
+        return wanted
+    if not candidates:
+        raise DataError(f"{name} has no {what} column that could be recognised among {columns}; say ?{what}=COLUMN")
+    if len(candidates) > 1:
+        candidates = sorted((c for c in candidates if c.lower() in usual), key=lambda c: usual.index(c.lower()))
+        if not candidates:
+            raise ConfigError(f"{name} has several {what} columns among {columns}; say which: ?{what}=COLUMN")
+    return candidates[0]
+
+
+def _labels(split: Dataset, column: str) -> list[Any]:
+    """The labels of all rows; None where there is none."""
+    return [None if label is None or label == -1 or label == "" else label for label in split[column]]
+
+
+def _class_names(
+    given: Sequence[str] | None, named: Sequence[str] | None, rows: Mapping[str, list[Any]], name: str
+) -> list[str]:
+    """The names of all classes, the same for every part."""
+    if given is not None:
+        if named is not None and len(given) != len(named):
+            raise ConfigError(f"{len(given)} class names were given, but {name} has {len(named)} classes")
+        return list(given)
+    if named is not None:
+        return [class_name_from_folder(label) for label in named]
+    labels = [label for part in rows.values() for label in part if label is not None]
+    return from_lists(labels, labels).class_names
+
+
+def _images(split: Dataset, column: str, name: str, part: str, rows: Sequence[int]) -> list[ImageSource]:
+    """The images in some rows of one part, each of them read when it is needed."""
+    table = split.select_columns([column])
+    if type(table.features[column]).__name__ == "Image":
+        table = table.cast_column(column, _package().Image(decode=False))
+    place = Path(name).expanduser()
+    short = place.resolve().name if place.exists() else name  # wherever a folder lies, its images are called the same
+    return [StoredImage(table, row, f"{short}/{part}/{row}") for row in rows]

@@ -1,0 +1,175 @@
+"""Image-text pairs end to end: learning from captions with the Kalman filter, embeddings, recall@k.
+
+>>> pairs = read_caption_views("photos.csv")
+>>> clf = fit_pairs(pairs.train, "tiny")
+>>> result = measure_recall(pairs.test, clf)
+>>> result.tuned.image_to_text[1], result.zero_shot.image_to_text[1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kalmanclip.data import CaptionedImages, FewShotTask, index_pairs, task_from_pairs
+from kalmanclip.data.images import ImageSource
+from kalmanclip.data.pairs import CAPTION_TEMPLATES
+from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
+from kalmanclip.errors import DataError
+from kalmanclip.estimator import KalmanCLIP
+from kalmanclip.methods import KalmanConfig, Progress, silent
+from kalmanclip.methods.features import decoded
+from kalmanclip.metrics import RetrievalRecall, embedding_recall
+
+RECALL_AT = (1, 5, 10)
+
+_TEXTS = 256
+"""Texts that are encoded at a time."""
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """Recall of guessing, of the untouched model, and of the tuned one.
+
+    Attributes:
+        guessing: what a model that finds everything equally similar gets.
+        zero_shot: of the backbone as it is.
+        tuned: at the mean of the belief; None if nothing was learned.
+    """
+
+    guessing: RetrievalRecall
+    zero_shot: RetrievalRecall
+    tuned: RetrievalRecall | None = None
+
+
+def pair_config(**options: Any) -> KalmanConfig:
+    """The options for pairs: a caption is told from the others of its batch, as CLIP was trained.
+
+    Args:
+        **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
+    """
+    return KalmanConfig(**{"observation": "contrastive"} | options)
+
+
+def fit_pairs(
+    pairs: CaptionedImages,
+    model: str | Backbone = "tiny",
+    config: KalmanConfig | None = None,
+    *,
+    device: str | torch.device | None = None,
+    progress: Progress = silent,
+    after_epoch: Callable[[int], None] | None = None,
+    **options: Any,
+) -> KalmanCLIP:
+    """Learns from pairs, from scratch.
+
+    Args:
+        pairs: images with captions, at least two of them different.
+        model: a backbone's name or a loaded one.
+        config: the method's options; None: `pair_config()`.
+        device: as in `KalmanCLIP`.
+        progress: called as ``progress(stage, done, total)``.
+        after_epoch: called after each pass with the number of finished passes.
+        **options: single options, e.g. ``epochs=3``.
+
+    Returns:
+        An estimator whose "classes" are the distinct captions. It saves, loads and goes on learning as always;
+        `KalmanCLIP.predict` gives the most similar caption.
+    """
+    clf = KalmanCLIP(model, config or pair_config(), templates=CAPTION_TEMPLATES, device=device, **options)
+    clf.fit(learnable(pairs, clf.backbone, clf.config.seed).train, progress=progress, after_epoch=after_epoch)
+    return clf
+
+
+def update_pairs(
+    clf: KalmanCLIP, pairs: CaptionedImages, *, epochs: int = 1, progress: Progress = silent
+) -> KalmanCLIP:
+    """Goes on filtering with more pairs: the posterior so far is the prior now. Their captions replace the old ones.
+
+    (`KalmanCLIP.partial_fit` is for classes: it would clean captions as if they were names.)
+    """
+    clf.templates = CAPTION_TEMPLATES
+    clf.method.update(learnable(pairs, clf.backbone).train, epochs, progress, templates=CAPTION_TEMPLATES)
+    return clf
+
+
+def learnable(pairs: CaptionedImages, backbone: Backbone, seed: int = 0) -> FewShotTask:
+    """Pairs as a task for one model: captions that it reads as the same tokens are one text.
+
+    A caption longer than the model's context is cut. Two captions with the same beginning are then one to the model,
+    and to learn that an image shows the one and not the other would be to learn noise.
+    """
+    keys: list[tuple[int, ...]] = []
+    for begin in range(0, len(pairs), _TEXTS):
+        keys += map(tuple, backbone.tokenizer(pairs.captions[begin : begin + _TEXTS]).tolist())
+    return task_from_pairs(pairs, seed, keys)
+
+
+def measure_recall(
+    pairs: CaptionedImages,
+    model: KalmanCLIP | Backbone,
+    ks: Sequence[int] = RECALL_AT,
+    progress: Progress = silent,
+) -> RetrievalResult:
+    """Recall@k of pairs, in both directions, zero-shot and (if the model was tuned) tuned.
+
+    Every distinct image and every distinct caption is one; an image with several captions finds any of them, and a
+    caption any of its images. Captions that the model cuts to the same tokens stay different texts here, tied with each
+    other: what a model cannot read counts against it.
+
+    Args:
+        pairs: those to measure on, not those that were learned from.
+        model: an estimator, or a backbone for zero-shot alone.
+        ks: numbers of candidates that may be looked at.
+        progress: called as ``progress(stage, done, total)``.
+    """
+    if not len(pairs):
+        raise DataError("There are no pairs to measure on.")
+    if isinstance(model, KalmanCLIP):
+        low_rank = model.config.low_rank
+        encoders = [DualEncoder(model.backbone, low_rank)]  # its corrections are zero: the model as it is
+        if model.method.filter is not None:
+            encoders.append(model.method.encoder)
+    else:
+        encoders = [DualEncoder(model, LowRankConfig())]
+    index = index_pairs(pairs)
+    texts = embed_texts(encoders, index.texts, progress)
+    images = embed_images(encoders, index.sources, progress)
+    matches = np.array(index.matches)
+    nothing = (torch.zeros(len(index.sources), 1), torch.zeros(len(index.texts), 1))
+    embeddings = [nothing, *zip(images, texts, strict=True)]
+    return RetrievalResult(*(embedding_recall(i, t, matches, ks) for i, t in embeddings))
+
+
+@torch.no_grad()
+def embed_images(
+    encoders: Sequence[DualEncoder], sources: Iterable[ImageSource], progress: Progress = silent
+) -> list[Tensor]:
+    """Unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
+    listed, done = list(sources), 0
+    rows: list[list[Tensor]] = [[] for _ in encoders]
+    for batch in decoded(encoders[0].backbone, listed):
+        activations = encoders[0].image.prefix(batch)
+        for column, encoder in zip(rows, encoders, strict=True):
+            column.append(encoder.encode_images(activations).float().cpu())
+        done += len(batch)
+        progress("reading images", done, len(listed))
+    return [torch.cat(column) for column in rows]
+
+
+@torch.no_grad()
+def embed_texts(encoders: Sequence[DualEncoder], texts: Sequence[str], progress: Progress = silent) -> list[Tensor]:
+    """Unit-length embeddings (M, d) on the CPU by each encoder; their common frozen part runs once."""
+    rows: list[list[Tensor]] = [[] for _ in encoders]
+    for begin in range(0, len(texts), _TEXTS):
+        part = list(texts[begin : begin + _TEXTS])
+        activations = encoders[0].text.prefix(encoders[0].tokenize(part))
+        for column, encoder in zip(rows, encoders, strict=True):
+            column.append(encoder.encode_texts(activations).float().cpu())
+        progress("reading texts", begin + len(part), len(texts))
+    return [torch.cat(column) for column in rows]
