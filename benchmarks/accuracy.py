@@ -2,9 +2,8 @@
 
     python -m benchmarks.accuracy ../shared/data/pets ../shared/data/eurosat [--shots 16] [--seeds 1 2 3]
 
-A data set is a folder with ``train/`` and ``test/``, each of class folders, and optionally ``shot16_seedN.txt``: the
-files (relative to ``train/``) of each seed's sample, of which the first K of each class are taken; without it the
-shots are drawn. Nothing is chosen on the test images.
+A data set is a folder with ``train/`` and ``test/``, each of class folders, and optionally shot lists
+(`kalmanclip.data.shot_lists`); without them the shots are drawn. Nothing is chosen on the test images.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from kalmanclip import KalmanCLIP
-from kalmanclip.data import LabelledImages, read_folder, sample_shots
+from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import load_backbone
 
 TEMPLATES = {
@@ -27,18 +26,6 @@ TEMPLATES = {
     "eurosat": "a centered satellite photo of {}.",
     "dtd37": "{} texture.",
 }
-
-
-def shots_of(folder: Path, train: LabelledImages, shots: int, seed: int) -> LabelledImages:
-    listed = folder / f"shot16_seed{seed}.txt"
-    if not listed.is_file():
-        return sample_shots(train, shots, seed)
-    position = {str(Path(path).relative_to(folder / "train")): i for i, path in enumerate(train.sources)}
-    taken: dict[int, list[int]] = {}
-    for line in listed.read_text().split("\n"):
-        if line:
-            taken.setdefault(train.labels[position[line]], []).append(position[line])
-    return train.subset([i for members in taken.values() for i in members[:shots]])
 
 
 def nll(logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -62,6 +49,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
     for folder in options.folders:
         templates = [TEMPLATES.get(folder.name, "a photo of a {}.")]
         train = read_folder(folder / "train")
+        lists = read_shot_lists(folder, train)
         test = read_folder(folder / "test", train.class_names)
         labels = torch.tensor(test.labels)
         start = KalmanCLIP(backbone, templates=templates).set_classes(train.class_names)
@@ -71,7 +59,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
             for seed in track(options.seeds, f"{folder.name}, {shots} shots", transient=True):
                 clf = KalmanCLIP(backbone, dataclasses.replace(start.config, seed=seed), templates=templates)
                 begin = time.perf_counter()
-                clf.fit(shots_of(folder, train, shots, seed))
+                clf.fit(few_shot_task(train, None, None, shots, seed, shot_lists=lists).train)
                 seconds.append(time.perf_counter() - begin)
                 logits = clf.method.logits(test.sources)
                 accuracies.append(100 * (logits.argmax(dim=1) == labels).float().mean().item())

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.accuracy import TEMPLATES, shots_of
-from kalmanclip.data import FewShotTask, read_folder
+from benchmarks.accuracy import TEMPLATES
+from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import LowRankConfig, load_backbone
 from kalmanclip.errors import NumericalError
 from kalmanclip.methods import Kalman, KalmanConfig
@@ -39,10 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
     backbone = load_backbone(options.model)
     templates = (TEMPLATES.get(options.folder.name, "a photo of a {}."),)
     everything = read_folder(options.folder / "train")
-    used = set(shots_of(options.folder, everything, 16, options.seed).sources)
+    lists = read_shot_lists(options.folder, everything)
+
+    def shots(count: int) -> LabelledImages:
+        return few_shot_task(everything, None, None, count, options.seed, shot_lists=lists).train
+
+    used = set(shots(16).sources)
     held_out = everything.subset([i for i, path in enumerate(everything.sources) if path not in used])
     labels = torch.tensor(held_out.labels)
-    task = FewShotTask(shots_of(options.folder, everything, options.shots, options.seed), templates=templates)
+    task = FewShotTask(shots(options.shots), templates=templates)
 
     def scores(method: Kalman) -> tuple[float, float]:
         logits = method.logits(held_out.sources)

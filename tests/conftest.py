@@ -5,6 +5,7 @@ from pathlib import Path
 
 # Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["KALMANCLIP_CACHE"] = "off"  # tests leave nothing in the user's cache folder
 
 import numpy as np
 import pytest

@@ -122,12 +122,44 @@ def test_the_tables_numbers_are_those_of_the_records(undisturbed):
             assert float(row[f"{metric}_mean"]) == pytest.approx(statistics.fmean(values))
             assert float(row[f"{metric}_std"]) == pytest.approx(statistics.stdev(values))
         shown = f"{100 * float(row['accuracy_mean']):.1f} ± {100 * float(row['accuracy_std']):.1f}"
-        (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {row['method']} |")]
-        assert shown in line
+        first = next(line for line in markdown.splitlines() if line.startswith(f"| {row['method']} |"))
+        assert shown in first
     summary = json.loads((undisturbed / "results.json").read_text())["runs"]
     assert {run["address"]: run["metrics"] for run in summary} == {
         address: record["metrics"] for address, record in records(undisturbed).items()
     }
+
+
+def test_a_report_needs_the_results_only(undisturbed, tmp_path):
+    for path in result_files(undisturbed).values():
+        shutil.copy(path, tmp_path)
+    call("--report-only", "-o", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in undisturbed.iterdir()}
+    with (undisturbed / "table.csv").open() as one, (tmp_path / "table.csv").open() as other:
+        assert sorted(one) == sorted(other)
+    call("--report-only", "-o", tmp_path, "--methods", "gda", "--shots", "2", "--data", "split", "--model", "tiny")
+    with (tmp_path / "table.csv").open() as stream:
+        assert [(row["method"], row["shots"], row["seeds"]) for row in csv.DictReader(stream)] == [("gda", "2", "2")]
+    assert "no such results" in call("--report-only", "-o", tmp_path, "--methods", "coop", code=3).output
+    assert "no folder" in call("--report-only", "-o", tmp_path / "nowhere", code=3).output
+
+
+def test_two_processes_share_the_work(words, undisturbed, tmp_path):
+    folder = tmp_path / "results"
+    command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob(".*.claim")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        result = call(*words, "-o", folder)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "12 of 12 runs are finished already" not in result.output  # both had something to do
+    assert_same_results(folder, undisturbed)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in undisturbed.iterdir()}
 
 
 def test_the_figure_is_drawn(undisturbed):
@@ -192,7 +224,7 @@ def assert_same_results(folder, expected):
                 assert value == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
-def test_a_failing_run_is_recorded_does_not_stop_others_and_is_tried_again(split_shapes, tmp_path):
+def test_a_failing_run_is_recorded_does_not_stop_others_and_is_tried_again_on_request(split_shapes, tmp_path):
     data, folder = shutil.copytree(split_shapes, tmp_path / "data"), tmp_path / "results"
     bad = data / "train" / "circle" / "0.png"
     good = bad.read_bytes()
@@ -211,9 +243,26 @@ def test_a_failing_run_is_recorded_does_not_stop_others_and_is_tried_again(split
     assert "| gda | failed |" in (folder / "table.md").read_text(encoding="utf-8")
     for path in bad.parent.iterdir():
         path.write_bytes(good)
-    result = call(*words)
+    assert "2 of 2 runs are finished already, 1 of them failed" in call(*words, code=1).output
+    assert str(tmp_path) not in "".join(path.read_text() for path in folder.iterdir() if path.suffix != ".png")
+    result = call(*words, "--retry-failed")
     assert "1 of 2 runs are finished already" in result.output
     assert all(record["status"] == "done" for record in records(folder).values())
+
+
+def test_rows_of_ones_own_templates_and_shifts(split_shapes, shapes, tmp_path):
+    config = tmp_path / "rows.json"
+    config.write_text(json.dumps({"same": {"method": "zero_shot"}, "gda 2": {"method": "gda", "views": 2}}))
+    words = ["--data", f"mine={split_shapes / 'train'}:{split_shapes / 'test'}", "--shift", f"other={shapes}"]
+    words += ["--template", "mine=a drawing of a {}.", "--config", config, "--methods", "zero_shot,same,gda 2"]
+    call(*words, "--shots", 1, "--seeds", 1, "-o", tmp_path / "results")
+    found = list(records(tmp_path / "results").values())
+    assert {record["label"] for record in found} == {"zero_shot", "gda 2"}  # two labels, one run
+    assert all(record["run"]["templates"] == ["a drawing of a {}."] for record in found)
+    assert all(record["images"]["shifts"] == {"other": 15} for record in found)
+    table = (tmp_path / "results" / "table.md").read_text(encoding="utf-8")
+    assert "mine → other, 1-shot" in table
+    assert all(f"| {label} |" in table for label in ("zero_shot", "same", "gda 2"))
 
 
 def test_an_unexpected_error_is_a_failed_run_with_its_traceback(split_shapes, tmp_path, monkeypatch):
@@ -255,6 +304,10 @@ def test_where_the_data_lie_is_not_part_of_a_run_but_what_they_are_is(split_shap
         (["--device", "abacus"], 2, "cannot be used here"),
         (["--config", "missing.json"], 2, "cannot read missing.json"),
         (["--workers", "0"], 2, "workers"),
+        (["--contamination", "half"], 2, "takes shares"),
+        (["--contamination", "2"], 2, "between 0 and 1"),
+        (["--template", "dogs=a {}."], 2, "there are only: split"),
+        (["--shift", "nowhere/at/all"], 3, "There is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -262,6 +315,10 @@ def test_mistakes_are_named_before_anything_is_written(split_shapes, tmp_path, c
     result = call("--data", split_shapes, "-o", tmp_path / "results", *change, code=code)
     assert says in " ".join(result.output.split())
     assert not (tmp_path / "results").exists()
+
+
+def test_something_to_compare_on_is_needed(tmp_path):
+    assert "at least one data set" in call("-o", tmp_path / "results", code=2).output
 
 
 def test_a_folder_of_classes_is_not_a_data_set(shapes, tmp_path):

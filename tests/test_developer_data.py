@@ -6,10 +6,10 @@ gains about 51 points, OxfordPets about 11.
 
 import pytest
 import torch
-from benchmarks.accuracy import TEMPLATES, shots_of
+from benchmarks.accuracy import TEMPLATES
 
 from kalmanclip import KalmanCLIP
-from kalmanclip.data import read_folder
+from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 
 
 @pytest.mark.parametrize(("name", "margin"), [("eurosat", 25.0), ("pets", 5.5)])
@@ -25,7 +25,7 @@ def test_sixteen_shots_beat_zero_shot(tiny, shared_data, name, margin):
         return 100 * (clf.method.logits(test.sources).argmax(dim=1) == labels).float().mean().item()
 
     zero_shot = accuracy()
-    clf.fit(shots_of(folder, train, 16, 1))
+    clf.fit(few_shot_task(train, None, None, 16, 1, shot_lists=read_shot_lists(folder, train)).train)
     tuned = accuracy()
     assert tuned > zero_shot + margin
     assert all(not step.skipped for step in clf.method.history)

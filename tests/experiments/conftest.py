@@ -19,13 +19,17 @@ def make_run(**changes):
     return Run(**(fields | changes))
 
 
-def make_record(accuracy=None, reason="it broke", **changes):
-    run = make_run(**changes)
+def make_record(accuracy=None, reason="it broke", moved=None, **changes):
+    """``moved`` is the accuracy by shift."""
+    run = make_run(**changes, shifts=dict.fromkeys(moved or {}, "0" * 64))
     record = {"format": 1, "address": run.address, "run": run.to_dict(), "code": {"version": "0", "source": "s"}}
+    record["label"] = run.label
     if accuracy is None:
         return record | {"status": "failed", "reason": reason}
     metrics = {"accuracy": accuracy, "nll": 0.5, "ece": 0.1, "brier": 0.2, "failure_auroc": None, "reliability": []}
-    return record | {"status": "done", "task": {}, "metrics": metrics, "seconds": {"fit": 1.0, "predict": 1.0}}
+    shifts = {"shifts": {name: metrics | {"accuracy": value} for name, value in moved.items()}} if moved else {}
+    done = {"status": "done", "task": {}, "metrics": metrics, "seconds": {"fit": 1.0, "predict": 1.0}}
+    return record | done | shifts
 
 
 @pytest.fixture(name="make_run")

@@ -7,8 +7,10 @@ import pytest
 
 from kalmanclip.config import from_dict
 from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.contamination import CLEAN, Contamination
 from kalmanclip.experiments.run import method_options, plan
-from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.sources import ShiftSource, Source
+from kalmanclip.experiments.variants import all_labels
 from kalmanclip.methods import CONFIGS
 
 PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
@@ -18,6 +20,8 @@ def test_the_address_is_the_same_for_ever(make_run):
     # A literal: if this changes, every result that anybody has kept is run again.
     assert make_run().address == "e1fc29ecdeefd2084060683b798a2650cd939a141c83e9c344cb4942467e561e"
     assert make_run().address == make_run(config={"alpha_grid": [0.1, 1.0], "alpha": 0.1}).address
+    assert make_run().to_dict() == make_run(contamination=CLEAN, shifts={}).to_dict()
+    assert not {"contamination", "shifts"} & set(make_run().to_dict())
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,8 @@ def test_the_address_is_the_same_for_ever(make_run):
         {"shots": 8},
         {"seed": 2},
         {"model": "RN50:openai"},
+        {"contamination": Contamination(0.1, seed=1)},
+        {"shifts": {"sketch": "f" * 64}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -39,7 +45,13 @@ def test_whatever_changes_a_run_changes_its_address(make_run, change):
 
 
 def test_the_cases_above_cover_every_field(make_run):
-    assert len(dataclasses.fields(make_run())) == 8
+    assert sum(field.compare for field in dataclasses.fields(make_run())) == 10
+
+
+def test_a_label_is_no_part_of_a_run(make_run):
+    assert make_run(label="mine").address == make_run().address
+    assert make_run(label="mine") == make_run()
+    assert (make_run(label="mine").label, make_run().label) == ("mine", "gda")
 
 
 @pytest.mark.parametrize("method", CONFIGS)
@@ -61,6 +73,42 @@ def test_a_seed_among_the_options_is_the_runs_unless_it_is_given():
     assert [run.config["seed"] for run in given] == [7, 7]
 
 
+def test_contamination_takes_the_runs_seed_and_forgets_what_changes_nothing():
+    levels = [Contamination(0), Contamination(0.0, (3,)), Contamination(1), Contamination(1.0, seed=7)]
+    runs = plan([PETS], ["gda"], [1], [1, 2], "tiny", None, levels[2:])
+    assert [run.contamination.seed for run in runs] == [1, 2, 7, 7]
+    assert runs[0].to_dict()["contamination"] == {"share": 1.0, "severities": [1, 2, 3, 4, 5], "seed": 1}
+    clean = [plan([PETS], ["gda"], [1], [1], "tiny", None, [level])[0].address for level in levels[:2]]
+    assert clean == [plan([PETS], ["gda"], [1], [1], "tiny")[0].address] * 2
+
+
+def test_a_run_names_the_shifts_of_its_data_set():
+    source = dataclasses.replace(PETS, shifts=(ShiftSource("x=y", "x", "0" * 64),))
+    (run,) = plan([source], ["gda"], [1], [1], "tiny")
+    assert run.to_dict()["shifts"] == {"x": "0" * 64}
+    assert "shifts" not in plan([PETS], ["gda"], [1], [1], "tiny")[0].to_dict()
+
+
+def test_variants_of_one_method_stand_side_by_side():
+    options = {"kalman": {"epochs": 3}, "kalman alpha=0.5": {"method": "kalman", "filter": {"alpha": 0.5}}}
+    runs = plan([PETS], ["kalman alpha=0.5", "kalman", "gda"], [1], [1], "tiny", options)
+    assert [(run.label, run.method) for run in runs] == [
+        ("kalman alpha=0.5", "kalman"),
+        ("kalman", "kalman"),
+        ("gda", "gda"),
+    ]
+    changed, plain = runs[0].config, runs[1].config
+    assert (changed["filter"]["alpha"], changed["epochs"]) == (0.5, method_options("kalman", {}, 1)["epochs"])
+    assert plain == method_options("kalman", {"epochs": 3}, 1)
+    assert len({run.address for run in runs}) == 3
+
+
+def test_all_labels_are_the_methods_with_their_variants_beside_them():
+    labels = all_labels({"mine": {"method": "gda"}, "gda": {}})
+    assert labels[labels.index("gda") + 1] == "mine"
+    assert [label for label in labels if label != "mine"] == list(CONFIGS)
+
+
 def test_the_plan_has_every_combination_once():
     runs = plan([PETS], ["gda", "kalman", "gda"], [1, 4, 1], [1, 2], "tiny")
     assert len(runs) == len({run.address for run in runs}) == 8
@@ -78,6 +126,11 @@ def test_the_plan_has_every_combination_once():
         (["gda"], [0], {}, "at least 1"),
         (["gda"], [], {}, "at least one number of shots"),
         (["gda"], [1], {"gda": 3}, "must be a table"),
+        (["mine"], [1], {"mine": {"method": "gdda"}}, "Unknown method 'gdda'"),
+        (["mine"], [1], {"mine": {"method": 3}}, "must be a name"),
+        (["mine"], [1], {"mine": {"method": "gda", "alfa": 1}}, "Unknown option 'alfa'"),
+        (["a,b"], [1], {"a,b": {"method": "gda"}}, "commas"),
+        (["gda"], [1], {"gda": {"method": "kalman"}}, "another method"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(methods, shots, options, says):

@@ -42,6 +42,17 @@ def test_a_damaged_record_is_not_finished(store, make_run, make_record, damage):
     assert store.finished(make_run()) is None
 
 
+def test_all_records_are_those_that_are_whole_and_named_by_their_run(store, make_run, make_record):
+    store.save(make_run(), make_record(0.5))
+    store.save(make_run(shots=1), make_record(None, shots=1))
+    store.save(make_run(seed=2), make_record(0.5))  # another run's
+    store.path(make_run(seed=3)).write_text("{")
+    (store.folder / "results.json").write_text("{}")
+    found = store.records()
+    assert {record["address"] for record in found} == {make_run().address, make_run(shots=1).address}
+    assert store.record(make_run(shots=1))["status"] == "failed"
+
+
 def test_a_renamed_file_is_not_another_runs_result(store, make_run, make_record):
     store.save(make_run(seed=2), make_record(0.5))  # the record says seed 1
     assert store.finished(make_run(seed=2)) is None

@@ -1,50 +1,163 @@
-"""Means, spreads, bold and failures of the table."""
+"""Means, spreads, averages, bold, remarks and failures of the tables."""
 
 import csv
 import io
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.experiments.conftest import make_record as record_of
 
+from kalmanclip.experiments.cells import Grid, Place
+from kalmanclip.experiments.contamination import Contamination
 from kalmanclip.experiments.figure import draw_figure
-from kalmanclip.experiments.table import Grid, to_csv, to_markdown
+from kalmanclip.experiments.report import in_order, write_report
+from kalmanclip.experiments.table import MEASURES, make_tables, to_csv, to_markdown
+
+PETS = Place("pets", 4)
+
+
+def only(grid):
+    """The table of accuracies."""
+    return make_tables(grid)[0]
+
+
+def column(table, title):
+    (found,) = [column for column in table.columns if column.title == title]
+    return found
+
+
+def rows_of(grid):
+    return list(csv.DictReader(io.StringIO(to_csv({"tiny": grid}))))
 
 
 def test_a_cell_is_mean_and_sample_deviation_over_seeds(make_record):
     values = [0.5, 0.6, 0.8]
-    cell = Grid([make_record(v, seed=s) for s, v in enumerate(values)]).cell("gda", "pets", 4)
+    grid = Grid([make_record(v, seed=s) for s, v in enumerate(values)])
+    cell = grid.cell("gda", PETS)
     assert cell.mean() == pytest.approx(statistics.fmean(values))
     assert cell.std() == pytest.approx(statistics.stdev(values))
-    assert cell.text == "63.3 ± 15.3"
+    assert only(grid).text("gda", only(grid).columns[0]) == "63.3 ± 15.3"
 
 
 def test_one_seed_has_no_deviation(make_record):
-    cell = Grid([make_record(0.5)]).cell("gda", "pets", 4)
-    assert (cell.text, cell.std()) == ("50.0", None)
+    table = only(Grid([make_record(0.5)]))
+    assert table.text("gda", table.columns[0]) == "50.0"
 
 
-def test_a_metric_that_is_not_defined_stays_empty(make_record):
-    (row,) = csv.DictReader(io.StringIO(to_csv(Grid([make_record(0.5, seed=s) for s in (1, 2)]))))
+def test_a_metric_that_is_not_defined_stays_empty_and_has_no_table(make_record):
+    grid = Grid([make_record(0.5, seed=s) for s in (1, 2)])
+    (row,) = rows_of(grid)
     assert (row["failure_auroc_mean"], row["nll_mean"], row["nll_std"]) == ("", "0.5", "0.0")
+    shown = [table.measure.metric for table in make_tables(grid)]
+    assert shown == ["accuracy", "nll", "ece"]  # no top-5 of two classes
 
 
 def test_ties_are_all_best_and_a_mean_over_fewer_seeds_does_not_compete(make_record):
     records = [make_record(0.5, method=m, seed=s) for m in ("gda", "coop") for s in (1, 2)]
     records += [make_record(0.9, method="kalman", seed=1), make_record(None, "no\nmemory", method="kalman", seed=2)]
+    records += [make_record(0.9, method="ape_t", seed=1)]
     grid = Grid(records)
-    assert grid.best("pets", 4) == {"gda", "coop"}
-    text = to_markdown(grid, "tiny")
+    assert only(grid).best(only(grid).columns[0]) == {"gda", "coop"}
+    text = to_markdown({"tiny": grid})
     assert "| gda | **50.0 ± 0.0** |" in text
     assert "| kalman | 90.0 (1 failed) |" in text
+    assert "| ape_t | 90.0 (1 of 2 seeds) |" in text
     assert "- kalman on pets, 4-shot, seed 2: no memory" in text
-    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(to_csv(grid)))}
+    assert "It has no complete result on: pets, 4-shot." in text
+    rows = {row["method"]: row for row in rows_of(grid)}
     assert (rows["kalman"]["failed"], rows["kalman"]["reasons"]) == ("1", "seed 2: no memory")
+
+
+def test_less_is_better_where_it_is(make_record):
+    records = [make_record(0.5, method=m) for m in ("gda", "kalman")]
+    records[0]["metrics"] |= {"nll": 0.25}
+    tables = {table.measure.metric: table for table in make_tables(Grid(records))}
+    assert tables["nll"].best(tables["nll"].columns[0]) == {"gda"}
+    said = tables["nll"].remark()
+    assert said == "kalman is not the best on 1 of 1 columns: pets, 4-shot (0.250 behind gda)."
+    assert tables["ece"].remark() == "kalman is the best, alone or with others, on 1 of 1 columns."
+
+
+def test_averages_are_over_all_data_sets_seed_by_seed(make_record):
+    values = {("a", 1): 0.2, ("a", 2): 0.4, ("b", 1): 0.6, ("b", 2): 0.6}
+    records = [make_record(v, data=d, seed=s) for (d, s), v in values.items()]
+    records += [make_record(0.9, data="a", seed=s, shots=8) for s in (1, 2)]  # no average: b has none
+    records += [make_record(0.9, data="a", seed=s, method="coop") for s in (1, 2)]
+    table = only(Grid(records))
+    assert [column.title for column in table.columns] == ["a, 4-shot", "a, 8-shot", "b, 4-shot", "average, 4-shot"]
+    assert table.text("gda", column(table, "average, 4-shot")) == "45.0 ± 7.1"  # of 0.4 and 0.5
+    assert table.text("coop", column(table, "average, 4-shot")) == "-"
+    assert table.text("coop", column(table, "a, 8-shot")) == "-"
+
+
+def test_shifts_and_contamination_have_tables_of_their_own(make_record):
+    records = [make_record(0.5, moved={"sketch": 0.25, "art": 0.75}), make_record(0.25, contamination=Contamination(1))]
+    tables = make_tables(Grid(records))
+    assert [column.title for column in tables[0].columns] == ["pets, 4-shot"]
+    shift, spoilt = tables[-2:]
+    assert [(column.title, shift.text("gda", column)) for column in shift.columns] == [
+        ("pets → sketch, 4-shot", "25.0"),
+        ("pets → art, 4-shot", "75.0"),
+        ("average, 4-shot", "50.0"),
+    ]
+    assert [(column.title, spoilt.text("gda", column)) for column in spoilt.columns] == [
+        ("pets, 4-shot, 0 % corrupted", "50.0"),
+        ("pets, 4-shot, 100 % corrupted (seed None)", "25.0"),
+    ]
+    found = [(row["shift"], row["corrupted"], row["accuracy_mean"]) for row in rows_of(Grid(records))]
+    assert found == [("", "0.0", "0.5"), ("sketch", "0.0", "0.25"), ("art", "0.0", "0.75"), ("", "1.0", "0.25")]
+
+
+def test_the_same_run_with_and_without_shifts_counts_once(make_record):
+    with_shift, without = make_record(0.5, moved={"art": 0.5}), make_record(0.5)
+    for records in ([with_shift, without], [without, with_shift], [make_record(None), with_shift]):
+        grid = Grid(records)
+        assert grid.cell("gda", PETS).seeds == [1]
+        assert grid.cell("gda", Place("pets", 4, shift="art")).mean() == 0.5
+
+
+def test_rows_are_labels_and_different_options_of_one_label_are_told_apart(make_record):
+    variants = [make_record(0.5), make_record(0.6, label="mine", config={"alpha": 9})]
+    assert Grid(variants).rows == ["gda", "mine"]
+    old = make_record(0.5)
+    del old["label"]  # as results were before there were labels
+    assert Grid([old]).rows == ["gda"]
+    clash = [make_record(0.5, config={"a": {"b": 1}, "c": 2}), make_record(0.5, config={"a": {"b": 3}, "c": 2})]
+    assert Grid(clash).rows == ["gda (a.b=1)", "gda (a.b=3)"]
+    seeds = [make_record(0.5, seed=s, config={"seed": s}) for s in (1, 2)]
+    assert Grid(seeds).rows == ["gda"]
+
+
+def test_different_data_sets_of_one_name_are_told_apart(make_record):
+    grid = Grid([make_record(0.5), make_record(0.7, fingerprint="0" * 64)])
+    assert len(grid.places) == 2
+    assert all(place.data.startswith("pets #") for place in grid.places)
+
+
+@given(st.dictionaries(st.sampled_from(["kalman", "gda", "coop"]), st.floats(0, 1), min_size=2))
+def test_the_remark_agrees_with_the_bold(accuracies):
+    for table in make_tables(Grid([record_of(value, method=method) for method, value in accuracies.items()])):
+        (one,) = table.columns
+        assert table.best(one)
+        if table.measure.metric == "accuracy":
+            most = max(round(100 * value, 1) for value in accuracies.values())
+            assert table.best(one) == {m for m, value in accuracies.items() if round(100 * value, 1) == most}
+        if "kalman" in accuracies:
+            assert ("not the best" in table.remark()) == ("kalman" not in table.best(one))
+        else:
+            assert table.remark() == ""
+
+
+def test_every_measure_is_a_metric_of_the_records():
+    assert {measure.metric for measure in MEASURES} == {"accuracy", "top5_accuracy", "nll", "ece"}
 
 
 def test_nothing_but_failures_makes_a_table_and_a_figure(make_record, tmp_path):
     grid = Grid([make_record(None)])
-    assert grid.best("pets", 4) == set()
-    assert "| gda | failed |" in to_markdown(grid, "tiny")
+    assert only(grid).best(only(grid).columns[0]) == set()
+    assert "| gda | failed |" in to_markdown({"tiny": grid})
     draw_figure([tmp_path / "f.png"], grid)
     assert (tmp_path / "f.png").stat().st_size > 0
 
@@ -54,3 +167,19 @@ def test_the_same_results_draw_the_same_file(make_record, tmp_path):
     for name in ("one.svg", "two.svg"):
         draw_figure([tmp_path / name], grid)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_contaminated_runs_alone_have_a_figure(make_record, tmp_path):
+    draw_figure([tmp_path / "f.svg"], Grid([make_record(0.5, contamination=Contamination(0.5, seed=1))]))
+
+
+def test_every_backbone_has_its_figure(make_record, tmp_path):
+    records = [make_record(0.5, model=model) for model in ("tiny", "RN50:openai")]
+    assert list(write_report(tmp_path, records)) == ["tiny", "RN50:openai"]
+    assert {path.name for path in tmp_path.glob("figure*.png")} == {"figure_tiny.png", "figure_RN50-openai.png"}
+
+
+def test_records_without_an_order_get_one(make_record):
+    wanted = [make_record(0.5, method=m, label=n) for m, n in (("kalman", ""), ("kalman", "a"), ("gda", ""))]
+    wanted.append(make_record(0.5, method="kalman", shots=16))
+    assert in_order(wanted[::-1]) == wanted

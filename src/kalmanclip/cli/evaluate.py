@@ -1,8 +1,10 @@
-"""``kalmanclip evaluate``: how good an adapter is on labelled images."""
+"""``kalmanclip evaluate``: how good an adapter is on labelled images, as they are and corrupted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,24 +12,49 @@ import typer
 
 from kalmanclip.cli.common import Adapter, Device, Json, load, naming_bad_images
 from kalmanclip.cli.screen import bars, facts, listing, note, percent, say
+from kalmanclip.cli.words import words
+from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kalmanclip.data.shift import Shift
+    from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.metrics import ClassResult
 
 EXAMPLES = """
 kalmanclip evaluate pets.adapter test/
 kalmanclip evaluate pets.adapter test/ -o confusion.png
 kalmanclip evaluate pets.adapter test/ --json > result.json
+kalmanclip evaluate pets.adapter test/ drawings=sketches/
+kalmanclip evaluate imagenet.adapter imagenet_v2 imagenet_a --root ~/data
+kalmanclip evaluate pets.adapter test/ --corruption fog:3 --corruption gaussian_noise
 """
+
+AVERAGED = ("accuracy", "zero_shot_accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
+
+
+@dataclass(frozen=True)
+class Test:
+    """One thing to measure on.
+
+    Attributes:
+        name: of the images.
+        shift: the images, and the classes that they are measured among.
+        corruption: such as "fog:3"; None for the images as they are.
+    """
+
+    name: str
+    shift: Shift
+    corruption: str | None = None
 
 
 def evaluate(
     adapter: Adapter,
-    folder: Annotated[
-        Path,
+    data: Annotated[
+        list[str],
         typer.Argument(
-            metavar="FOLDER",
-            help="One folder per class, with images that the adapter was not fitted to.",
+            metavar="DATA...",
+            help="Images that the adapter was not fitted to: a folder with one folder per class (or with test/), a "
+            "list (.csv, .json, .jsonl), a data set's name (kalmanclip data list), hf:...; any may be named: NAME=...",
             show_default=False,
         ),
     ],
@@ -35,35 +62,113 @@ def evaluate(
         Path | None,
         typer.Option("--output", "-o", help="Draw the confusion matrix into this file (.png, .pdf, .svg)."),
     ] = None,
+    corruption: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure on corrupted images, too: NAME:SEVERITY, such as fog:3; NAME for all five severities; all "
+            "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several: repeat the option, or separate by commas."
+        ),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
     as_json: Json = False,
     device: Device = None,
 ) -> None:
-    """Measure the accuracy on a labelled folder."""
+    """Measure accuracy and calibration on labelled images, one or several sets of them.
+
+    Prints, for each set: top-1 accuracy, that of the untuned model (zero-shot), top-5 accuracy, negative
+    log-likelihood, expected calibration error, and how well the probability of an answer tells right from wrong ones
+    (failure AUROC; 50 % is chance). With --json one set is one object, several are a list under "sets".
+    """
+    damages = _damages(corruption)
     if output is not None:
         from kalmanclip.pictures import check_picture_path
 
         check_picture_path(output)
+        if len(data) > 1 or damages:
+            raise ConfigError("A confusion matrix is of one set of images: leave out -o, or the others.")
     clf = load(adapter, device)
-    from kalmanclip.data import read_folder
-    from kalmanclip.metrics import accuracy, confusion_matrix, per_class
-
-    test = read_folder(folder, clf.classes_)
-    with bars() as progress, naming_bad_images(test.sources):
-        tuned, untuned = clf.method.logits_and_zero_shot(test.sources, progress)
-    predicted = tuned.argmax(dim=1).numpy()
-    before = accuracy(test.labels, untuned.argmax(dim=1).numpy())
-    matrix = confusion_matrix(test.labels, predicted, len(clf.classes_))
-    result = {"images": len(test), "accuracy": accuracy(test.labels, predicted), "zero_shot_accuracy": before}
-    rows = _class_rows(clf.classes_, per_class(matrix))
+    tests = _tests(data, root, clf.classes_, damages)
+    results = [_measure(clf, test) for test in tests]
     if as_json:
-        typer.echo(json.dumps({**result, "classes": rows, "confusion_matrix": matrix.tolist()}, indent=2))
+        typer.echo(json.dumps(_as_json(results), indent=2))
+    elif len(results) == 1:
+        _print_one(results[0])
     else:
-        _print(result, rows)
+        _print_several(results)
     if output is not None:
+        import numpy as np
+
         from kalmanclip.pictures import draw_confusion
 
-        draw_confusion(output, matrix, clf.classes_)
+        draw_confusion(output, np.asarray(results[0]["confusion_matrix"]), tests[0].shift.images.class_names)
         note(f"Confusion matrix: {output}")
+
+
+def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
+    """Corruptions and severities, as they were asked for."""
+    from kalmanclip.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, require_package
+
+    found = []
+    for word in words(given):
+        name, colon, severity = word.partition(":")
+        if name not in ("all", *CORRUPTIONS, *EXTRA_CORRUPTIONS):
+            known = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))
+            raise ConfigError(f"There is no corruption {name!r}. Give all, or one of: {known}.")
+        if colon and severity not in map(str, SEVERITIES):
+            raise ConfigError(f"The severity of {word!r} must be a number from 1 (weak) to 5 (strong).")
+        names, levels = CORRUPTIONS if name == "all" else (name,), (int(severity),) if colon else SEVERITIES
+        found += [(one, level) for one in names for level in levels]
+    if found:
+        require_package()
+    return list(dict.fromkeys(found))
+
+
+def _tests(
+    data: Sequence[str], root: Path | None, classes: Sequence[str], damages: Sequence[tuple[str, int]]
+) -> list[Test]:
+    """What to measure on: every set as it is, then corrupted."""
+    from kalmanclip.data.corruptions import corrupted
+    from kalmanclip.data.sets.imagenet import imagenet_class_names
+    from kalmanclip.data.shift import read_shift
+    from kalmanclip.data.spelling import data_name
+
+    labels = tuple(range(1000)) if list(classes) == list(imagenet_class_names()) else None
+    tests: list[Test] = []
+    for spelling in data:
+        name = data_name(spelling)
+        if any(test.name == name for test in tests):
+            raise ConfigError(f"Two sets are called {name!r}. Name one of them: OTHER={spelling}")
+        shift = read_shift(spelling, root, classes, labels)
+        tests.append(Test(name, shift))
+        for damage, level in damages:
+            spoilt = replace(shift, images=corrupted(shift.images, damage, level))
+            tests.append(Test(name, spoilt, f"{damage}:{level}"))
+    return tests
+
+
+def _measure(clf: KalmanCLIP, test: Test) -> dict[str, Any]:
+    import numpy as np
+
+    from kalmanclip.metrics import BINS, accuracy, confusion_matrix, per_class
+    from kalmanclip.metrics.summary import summarise
+
+    images, columns = test.shift.images, list(test.shift.columns)
+    with bars(f"{test.name} {test.corruption or ''}".strip() + ": ") as progress, naming_bad_images(images.sources):
+        both = clf.method.logits_and_zero_shot(images.sources, progress)
+    tuned, untuned = (scores[:, columns] for scores in both)
+    predicted = tuned.argmax(dim=1).numpy()
+    matrix = confusion_matrix(images.labels, predicted, len(columns))
+    numbers = summarise(tuned.double().softmax(dim=1).numpy(), np.asarray(images.labels))
+    return {
+        "name": test.name,
+        "corruption": test.corruption,
+        "images": len(images),
+        **numbers,
+        "zero_shot_accuracy": accuracy(images.labels, untuned.argmax(dim=1).numpy()),
+        "ece_bins": BINS,
+        "classes": _class_rows(images.class_names, per_class(matrix)),
+        "confusion_matrix": matrix.tolist(),
+    }
 
 
 def _class_rows(names: list[str], results: list[ClassResult]) -> list[dict[str, Any]]:
@@ -79,16 +184,56 @@ def _class_rows(names: list[str], results: list[ClassResult]) -> list[dict[str, 
     ]
 
 
-def _print(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def _as_json(results: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(results) == 1:
+        return results[0]
+    means = _corruption_means(results)
+    return {"sets": results, **({"corruption_means": means} if means else {})}
+
+
+def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For every set its mean over corruptions, where there are several."""
+    means = []
+    for name in dict.fromkeys(result["name"] for result in results):
+        corrupted = [result for result in results if result["name"] == name and result["corruption"]]
+        if len(corrupted) < 2:
+            continue
+        columns = {measure: [result[measure] for result in corrupted] for measure in AVERAGED}
+        numbers = {m: None if None in values else sum(values) / len(values) for m, values in columns.items()}
+        means.append({"name": name, "corruptions": len(corrupted), **numbers})
+    return means
+
+
+def _print_one(result: dict[str, Any]) -> None:
     untuned = percent(result["zero_shot_accuracy"])
     facts(
         [
             ("accuracy", f"{percent(result['accuracy'])} of {result['images']} images"),
             ("zero-shot", f"{untuned} (the same backbone and prompts, untuned)"),
+            *([] if result["top5_accuracy"] is None else [("top-5 accuracy", percent(result["top5_accuracy"]))]),
+            ("NLL", f"{result['nll']:.3f}"),
+            ("ECE", f"{percent(result['ece'])} ({result['ece_bins']} bins)"),
+            ("failure AUROC", percent(result["failure_auroc"])),
         ]
     )
     table = listing("class", "images", "accuracy", "mostly taken for", right=("images", "accuracy"))
-    for row in rows:
+    for row in result["classes"]:
         confusion = f"{row['confused_with']} ({row['times']})" if row["times"] else ""
         table.add_row(row["class"], str(row["images"]), percent(row["accuracy"]), confusion)
     say(table)
+
+
+def _print_several(results: list[dict[str, Any]]) -> None:
+    numbers = ["images", "accuracy", "zero-shot", "top-5", "NLL", f"ECE ({results[0]['ece_bins']} bins)"]
+    numbers.append("failure AUROC")
+    table = listing("set", "corruption", *numbers, right=numbers)
+    for result in results:
+        table.add_row(result["name"], result["corruption"] or "none", str(result["images"]), *_cells(result))
+    for mean in _corruption_means(results):
+        table.add_row(mean["name"], f"mean of {mean['corruptions']}", "", *_cells(mean), style="bold")
+    say(table)
+
+
+def _cells(result: dict[str, Any]) -> list[str]:
+    shares = [percent(result[name]) for name in ("accuracy", "zero_shot_accuracy", "top5_accuracy")]
+    return [*shares, f"{result['nll']:.3f}", percent(result["ece"]), percent(result["failure_auroc"])]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -15,26 +13,25 @@ import torch
 
 from kalmanclip.config import from_dict
 from kalmanclip.data import Views, few_shot_task
-from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.data.shift import Shift
+from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
 from kalmanclip.experiments.environment import code_version, environment
+from kalmanclip.experiments.places import without_places
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 from kalmanclip.methods import CONFIGS, make_method
-from kalmanclip.metrics import (
-    accuracy,
-    brier_score,
-    expected_calibration_error,
-    failure_auroc,
-    negative_log_likelihood,
-    reliability_table,
-)
+from kalmanclip.metrics import reliability_table
+from kalmanclip.metrics.summary import summarise
 
 FORMAT = 1
 """Of the record; a file of another format is made again."""
 
+
 # A process does many runs on few backbones and data sets; both take longer to load than many runs take.
-_backbone: Callable[[str, str], Backbone] = lru_cache(maxsize=1)(load_backbone)
+@lru_cache(maxsize=1)
+def _backbone(name: str, device: str, cache: str | None) -> Backbone:
+    return replace(load_backbone(name, device), cache=None if cache is None else FeatureCache(cache))
 
 
 @lru_cache(maxsize=4)
@@ -42,60 +39,96 @@ def _views(source: Source) -> Views:
     return source.read()
 
 
-def execute(run: Run, source: Source, device: str) -> dict[str, Any]:
+@lru_cache(maxsize=4)
+def _shifts(source: Source) -> dict[str, Shift]:
+    return source.read_shifts(_views(source))
+
+
+def execute(
+    run: Run, source: Source, device: str, cache: str | None = None, model: str | None = None
+) -> dict[str, Any]:
     """Does a run and returns its record: plain JSON values, ``status`` "done" or "failed".
 
     A run that fails is a result too: the others of a comparison go on, and the table says why this one is missing.
+
+    Args:
+        run: what to do.
+        source: the data set that it names.
+        device: where the backbone lies.
+        cache: a folder for products of the frozen backbone; None: they are computed in every run.
+        model: how the run's backbone is spelled here, where that is not its name (see `models.model_name`).
     """
-    record = {"format": FORMAT, "address": run.address, "run": run.to_dict(), "code": code_version()}
+    record = {
+        "format": FORMAT,
+        "address": run.address,
+        "label": run.label,
+        "run": run.to_dict(),
+        "code": code_version(),
+    }
     try:
-        return record | {"status": "done"} | measure(run, source, device)
+        return record | {"status": "done"} | measure(run, source, device, cache, model)
     except KalmanClipError as error:
-        return record | {"status": "failed", "reason": str(error)}
+        return record | {"status": "failed", "reason": without_places(str(error), source)}
     except Exception as error:
         # not one of ours, so a bug or a full memory: what is needed to find it goes into the record
-        reason = f"unexpected {type(error).__name__}: {error}"
-        return record | {"status": "failed", "reason": reason, "traceback": traceback.format_exc()}
+        reason = without_places(f"unexpected {type(error).__name__}: {error}", source)
+        trace = without_places(traceback.format_exc(), source)
+        return record | {"status": "failed", "reason": reason, "traceback": trace}
 
 
-def measure(run: Run, source: Source, device: str) -> dict[str, Any]:
-    """Draws the task, lets the method learn, and measures it on the test images."""
-    views, backbone = _views(source), _backbone(run.model, device)
+def measure(
+    run: Run, source: Source, device: str, cache: str | None = None, model: str | None = None
+) -> dict[str, Any]:
+    """Draws the task, lets the method learn, and measures it on the test images and on those of the shifts."""
+    views, backbone = _views(source), _backbone(model or run.model, device, cache)
+    served = _served(backbone)
     assert views.train is not None
     assert views.test is not None
-    task = few_shot_task(views.train, views.val, views.test, run.shots, run.seed, run.templates)
+    task = few_shot_task(
+        views.train, views.val, views.test, run.shots, run.seed, run.templates, shot_lists=views.shot_lists
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)  # whatever a library draws behind a method's back must not depend on earlier runs
         start = time.perf_counter()
         method = make_method(run.method, backbone, from_dict(CONFIGS[run.method], dict(run.config)))
-        method.fit(replace(task, test=None))  # what a method does not have it cannot choose on
+        # what a method does not have it cannot choose on
+        method.fit(replace(task, train=run.contamination.apply(task.train), test=None))
         fitted = time.perf_counter()
         logits = method.logits(views.test.sources)
         scored = time.perf_counter()
-    if not torch.isfinite(logits).all():
+        shifts = _shifts(source)
+        moved = {name: method.logits(s.images.sources)[:, list(s.columns)] for name, s in shifts.items()}
+    if not all(torch.isfinite(scores).all() for scores in (logits, *moved.values())):
         raise NumericalError(f"{run.method} gave scores that are not finite. Try other options.")
+    extra = {name: measures(_probabilities(moved[name]), np.asarray(s.images.labels)) for name, s in shifts.items()}
     return {
         "task": task.to_dict(),
         "images": {
             "train": len(task.train),
             "validation": len(task.validation or ()),
             "test": len(views.test),
+            **({"shifts": {name: len(shift.images) for name, shift in shifts.items()}} if shifts else {}),
         },
-        "metrics": measures(logits.double().softmax(dim=1).cpu().numpy(), np.asarray(views.test.labels)),
+        "metrics": measures(_probabilities(logits), np.asarray(views.test.labels)),
+        **({"shifts": extra} if shifts else {}),
         "seconds": {"fit": fitted - start, "predict": scored - fitted},
+        # without it nobody could tell what the seconds were spent on
+        "served_by_cache": _served(backbone) - served,
         "environment": environment(backbone),
     }
 
 
+def _served(backbone: Backbone) -> int:
+    """How many images' products came out of the cache so far."""
+    return 0 if backbone.cache is None else backbone.cache.served
+
+
+def _probabilities(logits: torch.Tensor) -> np.ndarray:
+    probabilities: np.ndarray = logits.double().softmax(dim=1).cpu().numpy()
+    return probabilities
+
+
 def measures(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """What is measured of probabilities (N, C) and labels (N,); None for what is not defined on them."""
-    predicted = probabilities.argmax(axis=1)
-    numbers = {
-        "accuracy": accuracy(labels, predicted),
-        "nll": negative_log_likelihood(probabilities, labels),
-        "ece": expected_calibration_error(probabilities, labels),
-        "brier": brier_score(probabilities, labels),
-        "failure_auroc": failure_auroc(probabilities.max(axis=1), predicted == labels),
-    }
-    finite = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
-    return finite | {"reliability": [asdict(row) for row in reliability_table(probabilities, labels)]}
+    """What is measured of probabilities (N, C) and labels (N,)."""
+    bins = [asdict(row) for row in reliability_table(probabilities, labels)]
+    return {**summarise(probabilities, labels), "reliability": bins}

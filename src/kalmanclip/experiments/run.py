@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kalmanclip.config import from_dict, merge, to_dict
 from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.contamination import CLEAN, Contamination
 from kalmanclip.experiments.sources import Source
-from kalmanclip.methods import CONFIGS, check_method
+from kalmanclip.experiments.variants import find_variants
+from kalmanclip.methods import CONFIGS
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Run:
         shots: K, training images per class.
         seed: of the draw and of whatever is random in the method.
         model: the backbone's name.
+        contamination: which of the training images are corrupted.
+        shifts: the extra test sets: fingerprints by name.
+        label: what tables call the method with these options. No result depends on it, so it is not part of the run:
+            with another label a finished run stays finished.
     """
 
     data: str
@@ -38,19 +44,35 @@ class Run:
     shots: int
     seed: int
     model: str
+    contamination: Contamination = CLEAN
+    shifts: Mapping[str, str] = field(default_factory=dict)
+    label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.method)
 
     def to_dict(self) -> dict[str, Any]:
-        """The run as plain JSON values."""
-        return asdict(self) | {"templates": list(self.templates)}
+        """The run as plain JSON values.
+
+        What is as usual is left out, so that the address of an ordinary run does not depend on what else there is.
+        """
+        plain = asdict(self) | {"templates": list(self.templates), "contamination": self.contamination.to_dict()}
+        del plain["label"]
+        return {name: value for name, value in plain.items() if value or name not in ("contamination", "shifts")}
 
     @property
     def address(self) -> str:
         """The SHA-256 of the run's canonical JSON: 64 hexadecimal digits, the same on every computer."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return address_of(self.to_dict())
 
     def __str__(self) -> str:
-        return f"{self.method} on {self.data}, {self.shots} shots, seed {self.seed}"
+        return f"{self.label} on {self.data}, {self.shots} shots, seed {self.seed}"
+
+
+def address_of(plain: Mapping[str, Any]) -> str:
+    """The address of a run that is given as plain JSON values (`Run.to_dict`)."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plan(
@@ -60,46 +82,52 @@ def plan(
     seeds: Iterable[int],
     model: str,
     options: Mapping[str, Any] | None = None,
+    contaminations: Iterable[Contamination] = (CLEAN,),
 ) -> list[Run]:
     """The runs of a comparison: every method on every draw of every data set, each once.
 
     Args:
         sources: the data sets.
-        methods: names; see `kalmanclip.methods`.
+        methods: names of methods, or labels in ``options``; see `variants.find_variants`.
         shots: numbers of training images per class.
         seeds: one draw each. The draw depends on data set, shots and seed alone, so all methods see the same images.
         model: the backbone's name.
-        options: by method, what differs from its defaults.
+        options: by label, what differs from the method's defaults.
+        contaminations: of the training images; one without a seed takes each run's.
 
     Raises:
         ConfigError: an unknown method, options that it refuses, or nothing to run.
     """
     methods, shots, seeds = _unique("method", methods), _unique("number of shots", shots), _unique("seed", seeds)
-    for method in (*methods, *(options or {})):
-        check_method(method)
+    levels = _unique("share of contamination", contaminations)
+    variants = find_variants(methods, options)
     for k in shots:
         if k < 1:
             raise ConfigError(f"The number of shots is {k}; it must be at least 1.")
-    configs = {(m, seed): method_options(m, (options or {}).get(m, {}), seed) for m in methods for seed in seeds}
+    configs = {(v.label, seed): method_options(v.method, v.options, seed) for v in variants for seed in seeds}
     return [
         Run(
             data=source.name,
             fingerprint=source.fingerprint,
             templates=source.templates,
-            method=method,
-            config=configs[method, seed],
+            method=variant.method,
+            config=configs[variant.label, seed],
             shots=k,
             seed=seed,
             model=model,
+            contamination=level.seeded(seed),
+            shifts={shift.name: shift.fingerprint for shift in source.shifts},
+            label=variant.label,
         )
         for source in sources
+        for level in levels
         for k in shots
         for seed in seeds
-        for method in methods
+        for variant in variants
     ]
 
 
-def method_options(method: str, changed: Any, seed: int) -> dict[str, Any]:
+def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """All options of a method as plain JSON values: its defaults, then ``changed``, table by table.
 
     A method that has a seed among its options gets the run's, unless ``changed`` sets it: otherwise its seeds would
@@ -111,7 +139,7 @@ def method_options(method: str, changed: Any, seed: int) -> dict[str, Any]:
     defaults = to_dict(CONFIGS[method]())
     if "seed" in defaults:
         defaults["seed"] = seed
-    config: Any = from_dict(CONFIGS[method], merge(defaults, changed))
+    config: Any = from_dict(CONFIGS[method], merge(defaults, dict(changed)))
     try:
         # through JSON and back, so that a run read from a file equals the run that was planned
         plain: dict[str, Any] = json.loads(json.dumps(to_dict(config), allow_nan=False))

@@ -1,16 +1,36 @@
-"""Data sets of a comparison: a name of the registry, or a folder with train/ and test/ of class folders."""
+"""Data sets of a comparison, found once, so that every process can read them again and notice if they changed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from kalmanclip.data import DATA_SETS, Views, find_dataset, load_dataset, read_folder, validate_templates
+from kalmanclip.data import Views, validate_templates
 from kalmanclip.data.identity import fingerprint
+from kalmanclip.data.shift import Shift, read_shift
+from kalmanclip.data.spelling import data_name, read_data
 from kalmanclip.errors import ConfigError, DataError
+
+_FOR_ONE = re.compile(r"([^\s={}]+)=(.*)", re.DOTALL)
+"""A template for one data set: ``pets=a photo of a {}, a type of pet.``"""
+
+
+@dataclass(frozen=True)
+class ShiftSource:
+    """Extra test images of a data set, found.
+
+    Attributes:
+        spelling: as the user gave it.
+        name: what tables call it.
+        fingerprint: a hash of the names and labels of the images, and of the classes they are measured among.
+    """
+
+    spelling: str
+    name: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -19,10 +39,11 @@ class Source:
 
     Attributes:
         spelling: as the user gave it.
-        name: what tables call it: the registry's name, or the folder's.
+        name: what tables call it: the user's own name for it, the registry's, or the folder's.
         root: where data sets of the registry lie; None for the default.
         templates: the prompt templates to use.
-        fingerprint: a hash of the names, labels and classes of all images, not of their pixels.
+        fingerprint: a hash of the names, labels and classes of all images, not of their pixels, and of the shot lists.
+        shifts: the extra test sets that have its classes.
     """
 
     spelling: str
@@ -30,6 +51,7 @@ class Source:
     root: str | None
     templates: tuple[str, ...]
     fingerprint: str
+    shifts: tuple[ShiftSource, ...] = ()
 
     def read(self) -> Views:
         """The parts of the data set; train and test are there.
@@ -38,45 +60,72 @@ class Source:
             DataError: it is not what it was when it was found.
         """
         views = read_views(self.spelling, self.root)
-        if _fingerprint(views) != self.fingerprint:
-            raise DataError(f"The data set {self.spelling} changed while it was in use. Run the command again.")
+        self._check(_fingerprint(views) == self.fingerprint, self.spelling)
         return views
+
+    def read_shifts(self, views: Views) -> dict[str, Shift]:
+        """The extra test sets by name, for the classes of ``views``.
+
+        Raises:
+            DataError: one is not what it was when it was found.
+        """
+        shifts = {}
+        for shift in self.shifts:
+            found = _read_shift(shift.spelling, self.root, views)
+            self._check(_shift_fingerprint(found) == shift.fingerprint, shift.spelling)
+            shifts[shift.name] = found
+        return shifts
+
+    def _check(self, same: bool, spelling: str) -> None:
+        if not same:
+            raise DataError(f"The data set {spelling} changed while it was in use. Run the command again.")
 
 
 def find_sources(
-    spellings: Iterable[str], root: str | os.PathLike[str] | None = None, templates: Sequence[str] | None = None
+    spellings: Iterable[str],
+    root: str | os.PathLike[str] | None = None,
+    templates: Sequence[str] | None = None,
+    shifts: Iterable[str] = (),
+    draws: Iterable[tuple[int, int]] = (),
 ) -> list[Source]:
     """Finds data sets; no image is opened.
 
     Args:
-        spellings: names of the registry, or folders.
+        spellings: see `kalmanclip.data.spelling`.
         root: where the registry's data sets lie; see `kalmanclip.data.data_root`.
-        templates: prompt templates for all of them; None takes each data set's own.
+        templates: prompt templates for all of them, or, as ``name=template``, for one; a data set without any takes
+            its own.
+        shifts: extra test sets, spelled likewise. Each belongs to all the data sets that have its classes.
+        draws: pairs of shots and seed that will be asked for: shot lists that are too short are found now.
 
     Raises:
         ConfigError: no such data set, one that only measures, or two with the same name.
-        DataError: a data set is not there or not complete.
+        DataError: a data set is not there or not complete, or no data set has the classes of a shift.
     """
     place = None if root is None else os.fspath(root)
-    found: dict[str, Source] = {}
+    found: dict[str, tuple[Source, Views]] = {}
     for spelling in dict.fromkeys(spellings):
-        views = read_views(spelling, place)
-        name = find_dataset(spelling).name if _is_registered(spelling) else Path(spelling).resolve().name
-        chosen = validate_templates(templates or views.templates)
+        views, name = read_views(spelling, place), data_name(spelling)
         if name in found:
             raise ConfigError(
-                f"Two data sets are called {name!r} ({found[name].spelling} and {spelling}), and the table could not "
-                "tell them apart. Rename one of the folders, or leave one out."
+                f"Two data sets are called {name!r} ({found[name][0].spelling} and {spelling}), and the table could "
+                f"not tell them apart. Name one of them: --data OTHER={spelling}"
             )
-        found[name] = Source(spelling, name, place, chosen, _fingerprint(views))
+        _check_draws(views, draws)
+        found[name] = Source(spelling, name, place, views.templates, _fingerprint(views)), views
     if not found:
         raise ConfigError("There is nothing to compare on: give at least one data set.")
-    return list(found.values())
+    chosen = _by_name(templates or (), list(found))
+    belonging = _belonging(list(dict.fromkeys(shifts)), list(found.values()))
+    return [
+        replace(source, templates=validate_templates(chosen.get(name) or views.templates), shifts=belonging[name])
+        for name, (source, views) in found.items()
+    ]
 
 
 def read_views(spelling: str, root: str | None = None) -> Views:
     """The parts of a data set by its spelling; train and test are there."""
-    views = load_dataset(spelling, root) if _is_registered(spelling) else _read_parts(spelling)
+    views = read_data(spelling, root)
     if views.train is None:
         raise ConfigError(f"The data set {spelling} has no images to learn from, so there is nothing to compare on it.")
     if views.test is None or not len(views.test):
@@ -84,33 +133,69 @@ def read_views(spelling: str, root: str | None = None) -> Views:
     return views
 
 
-def _is_registered(spelling: str) -> bool:
-    """A name of the registry; a folder of that name is meant by ``./name``."""
-    return spelling.lower().replace("-", "_") in DATA_SETS
+def _check_draws(views: Views, draws: Iterable[tuple[int, int]]) -> None:
+    if views.shot_lists is None or views.train is None:
+        return
+    for shots, seed in draws:
+        listed = views.shot_lists.find(shots, seed)
+        if listed is not None:
+            listed.first(views.train, shots)
 
 
-def _read_parts(spelling: str) -> Views:
-    folder = Path(spelling).expanduser()
-    if not folder.is_dir():
-        if folder.name == spelling:  # one word: a mistyped name rather than a path
+def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """The templates of each data set; its own win over those for all."""
+    general: list[str] = []
+    own: dict[str, list[str]] = {}
+    for template in templates:
+        match = _FOR_ONE.fullmatch(template)
+        if match is None:
+            general.append(template)
+        elif match[1] in names:
+            own.setdefault(match[1], []).append(match[2])
+        else:
+            raise ConfigError(
+                f"The template {template!r} is for a data set {match[1]!r}, but there are only: {', '.join(names)}."
+            )
+    return {name: own.get(name, general) for name in names}
+
+
+def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Views]]) -> dict[str, tuple[ShiftSource, ...]]:
+    """Which shifts have the classes of which data set, by the data set's name."""
+    belonging: dict[str, tuple[ShiftSource, ...]] = {source.name: () for source, _ in found}
+    names: dict[str, str] = {}
+    for spelling in spellings:
+        name = data_name(spelling)
+        if name in names:
+            raise ConfigError(
+                f"Two shifts are called {name!r} ({names[name]} and {spelling}). Name one of them: "
+                f"--shift OTHER={spelling}"
+            )
+        names[name] = spelling
+        problems = []
+        for source, views in found:
             try:
-                find_dataset(spelling)
-            except ConfigError as error:
-                raise ConfigError(f"{error}; and there is no folder of that name either") from error
-        raise DataError(f"There is no folder {folder}. Check the path, or give one of: {', '.join(DATA_SETS)}.")
-    missing = [part for part in ("train", "test") if not (folder / part).is_dir()]
-    if missing:
-        raise DataError(
-            f"{folder} has no folder {missing[0]}/. A data set to compare on is a folder with train/ and test/ "
-            "(and val/, if there is one), each with one folder per class."
-        )
-    train = read_folder(folder / "train")
-    val = read_folder(folder / "val", train.class_names) if (folder / "val").is_dir() else None
-    return Views(train, val, read_folder(folder / "test", train.class_names))
+                shift = _read_shift(spelling, source.root, views)
+            except DataError as problem:
+                problems.append(problem)
+            else:
+                belonging[source.name] += (ShiftSource(spelling, name, _shift_fingerprint(shift)),)
+        if len(problems) == len(found):
+            raise DataError(f"The shift {spelling} fits none of the data sets: {problems[0]}") from problems[0]
+    return belonging
+
+
+def _read_shift(spelling: str, root: str | None, views: Views) -> Shift:
+    return read_shift(spelling, root, views.class_names, views.imagenet_labels)
+
+
+def _shift_fingerprint(shift: Shift) -> str:
+    return hashlib.sha256(f"{fingerprint(shift.images)} {shift.columns}".encode()).hexdigest()
 
 
 def _fingerprint(views: Views) -> str:
     digest = hashlib.sha256()
     for part, images in views.parts():
         digest.update(f"{part} {fingerprint(images)}\n".encode())
+    for line in views.shot_lists.contents() if views.shot_lists else ():
+        digest.update(f"{line}\n".encode())
     return digest.hexdigest()

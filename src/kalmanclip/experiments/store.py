@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.execute import FORMAT
-from kalmanclip.experiments.run import Run
+from kalmanclip.experiments.run import Run, address_of
 from kalmanclip.files import read_json, write_json_atomic
+
+Record = dict[str, Any]
+
+_NAME = re.compile(r"[0-9a-f]{64}\.json")
+_RUN: dict[str, type] = {"data": str, "fingerprint": str, "templates": list, "method": str, "config": dict}
+_RUN |= {"shots": int, "seed": int, "model": str}
 
 
 class Store:
-    """A folder of results.
+    """A folder of results. Several processes may use it at once, and stores are merged by copying their files.
 
     Args:
         folder: where they lie; it must exist.
@@ -26,25 +33,45 @@ class Store:
         """The file of a run."""
         return self.folder / f"{run.address}.json"
 
-    def finished(self, run: Run) -> dict[str, Any] | None:
-        """The record of a run that is done; None where it is missing, damaged, failed, or another run's."""
-        path = self.path(run)
-        if not path.exists():
-            return None
-        try:
-            record = read_json(path, DataError)
-        except DataError:
-            return None  # to be made again
-        return record if _is_whole(record, run) else None
+    def record(self, run: Run) -> Record | None:
+        """The record of a run that is done or has failed; None where it is missing, damaged, or another run's."""
+        record = _read(self.path(run))
+        return record if record is not None and record["run"] == run.to_dict() else None
 
-    def save(self, run: Run, record: dict[str, Any]) -> None:
+    def finished(self, run: Run) -> Record | None:
+        """The record of a run that is done; None also for one that has failed."""
+        record = self.record(run)
+        return record if record is not None and record["status"] == "done" else None
+
+    def save(self, run: Run, record: Record) -> None:
         """Writes the record of a run, completely or not at all."""
         write_json_atomic(self.path(run), record, DataError)
 
+    def records(self) -> list[Record]:
+        """All records there are, whoever planned them, in the order of their addresses; damaged ones are left out."""
+        paths = sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+        found = ((path, _read(path)) for path in paths)
+        return [record for path, record in found if record is not None and address_of(record["run"]) == path.stem]
 
-def _is_whole(record: Any, run: Run) -> bool:
-    if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("status") != "done":
+
+def _read(path: Path) -> Record | None:
+    if not path.exists():
+        return None
+    try:
+        record = read_json(path, DataError)
+    except DataError:
+        return None  # to be made again
+    return record if _is_whole(record) else None
+
+
+def _is_whole(record: Any) -> bool:
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         return False
+    run = record.get("run")
+    if not isinstance(run, dict) or any(not isinstance(run.get(name), kind) for name, kind in _RUN.items()):
+        return False
+    if record.get("status") == "failed":
+        return isinstance(record.get("reason"), str)
     metrics = record.get("metrics")
     known = isinstance(metrics, dict) and isinstance(metrics.get("accuracy"), float)
-    return known and "task" in record and record.get("run") == run.to_dict()
+    return record.get("status") == "done" and known and "task" in record

@@ -1,0 +1,113 @@
+"""``kalmanclip evaluate`` on several sets of images, on corrupted ones, and all its numbers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kalmanclip import KalmanCLIP
+from kalmanclip.cli import app
+from kalmanclip.metrics import BINS, expected_calibration_error, failure_auroc, negative_log_likelihood, top_k_accuracy
+
+runner = CliRunner()
+
+
+def call(*words, code=0):
+    result = runner.invoke(app, ["evaluate", *map(str, words)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+@pytest.fixture(scope="module")
+def adapter(shapes, tmp_path_factory):
+    """Six classes, of which three have images, after one pass."""
+    folder = tmp_path_factory.mktemp("adapter") / "shapes.adapter"
+    clf = KalmanCLIP().set_classes(["circle", "square", "triangle"])
+    clf.fit(shapes)
+    clf.set_classes(["circle", "square", "triangle", "dog", "cat", "house"])
+    clf.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def some(shapes, tmp_path_factory):
+    """Two of the classes."""
+    folder = tmp_path_factory.mktemp("data") / "some"
+    for name in ("square", "circle"):
+        shutil.copytree(shapes / name, folder / name)
+    return folder
+
+
+def test_one_set_has_all_numbers(adapter, shapes):
+    result = json.loads(call(adapter, shapes, "--json").stdout)
+    probabilities = KalmanCLIP.load(adapter).predict_proba(sorted(shapes.glob("*/*.png")))
+    labels = np.repeat([0, 1, 2], 5)
+    right = probabilities.argmax(axis=1) == labels
+    assert result["accuracy"] == pytest.approx(right.mean())
+    assert result["top5_accuracy"] == pytest.approx(top_k_accuracy(labels, probabilities, 5))
+    assert result["nll"] == pytest.approx(negative_log_likelihood(probabilities, labels), rel=1e-4)
+    assert result["ece"] == pytest.approx(expected_calibration_error(probabilities, labels), rel=1e-4)
+    assert (result["ece_bins"], result["corruption"], result["name"]) == (BINS, None, "shapes")
+    expected = failure_auroc(probabilities.max(axis=1), right)
+    assert result["failure_auroc"] == (None if np.isnan(expected) else pytest.approx(expected))
+    text = call(adapter, shapes).stdout
+    for words in ("of 15 images", "zero-shot", "top-5 accuracy", "NLL", f"({BINS} bins)", "failure AUROC"):
+        assert words in text
+
+
+def test_several_sets_are_rows_of_one_table(adapter, shapes, some):
+    result = json.loads(call(adapter, shapes, f"few={some}", "--json").stdout)
+    assert set(result) == {"sets"}
+    assert [(row["name"], row["images"]) for row in result["sets"]] == [("shapes", 15), ("few", 10)]
+    alone = json.loads(call(adapter, f"few={some}", "--json").stdout)
+    assert alone == result["sets"][1]
+    text = call(adapter, shapes, f"few={some}").stdout
+    assert f"ECE ({BINS} bins)" in text
+    assert "few" in text
+
+
+def test_corruptions_are_measured_beside_the_images_as_they_are(adapter, some):
+    pytest.importorskip("imagecorruptions", reason="the extra [corruptions] is not installed")
+    words = [adapter, some, "--corruption", "contrast:5,contrast:4", "--corruption", "brightness:1"]
+    result = json.loads(call(*words, "--json").stdout)
+    rows = result["sets"]
+    assert [row["corruption"] for row in rows] == [None, "contrast:5", "contrast:4", "brightness:1"]
+    assert len({row["nll"] for row in rows}) == 4
+    (mean,) = result["corruption_means"]
+    assert mean["corruptions"] == 3
+    assert mean["nll"] == pytest.approx(np.mean([row["nll"] for row in rows[1:]]))
+    assert "mean of 3" in call(*words).stdout
+
+
+def test_all_is_every_corruption_of_imagenet_c():
+    pytest.importorskip("imagecorruptions", reason="the extra [corruptions] is not installed")
+    from kalmanclip.cli.evaluate import _damages
+    from kalmanclip.data.corruptions import CORRUPTIONS
+
+    assert _damages(["all"]) == [(name, level) for name in CORRUPTIONS for level in range(1, 6)]
+    assert _damages(["all:2", "fog:2"]) == [(name, 2) for name in CORRUPTIONS]
+    assert _damages(["fog"]) == [("fog", level) for level in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["{some}", "{some}"], 2, "Two sets are called 'some'"),
+        (["{some}", "x={some}", "-o", "x.png"], 2, "one set of images"),
+        (["{some}", "--corruption", "rain:3"], 2, "There is no corruption 'rain'"),
+        (["{some}", "--corruption", "fog:6"], 2, "from 1 (weak) to 5"),
+        (["eurosta"], 2, "Did you mean eurosat"),
+        (["no/where"], 3, "There is no folder"),
+    ],
+)
+def test_mistakes_are_named(adapter, some, words, code, says):
+    words = [word.replace("{some}", str(some)) for word in words]
+    assert says in " ".join(call(adapter, *words, code=code).output.split())
+
+
+def test_images_of_other_classes_are_refused(adapter, some, tmp_path):
+    folder = shutil.copytree(some, tmp_path / "other")
+    (folder / "square").rename(folder / "cow")
+    assert "'cow' is none of the known classes" in call(adapter, folder, code=3).output
