@@ -19,13 +19,13 @@ from torch import Tensor
 import kalmanclip
 from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import Backbone
-from kalmanclip.errors import AdapterError, ConfigError
+from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.files import atomic_path, read_json, sha256_of, write_json_atomic
 from kalmanclip.filtering import KalmanFilter, ObservationNoise, restore_belief
 from kalmanclip.methods import Kalman, KalmanConfig
 
 FORMAT = "kalmanclip-adapter"
-VERSION = 1
+VERSION = 2
 DESCRIPTION = "adapter.json"
 
 
@@ -41,7 +41,7 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         The folder.
     """
     folder = Path(folder)
-    if method.filter is None:
+    if not method.fitted:
         raise AdapterError("There is nothing to save: fit first.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,8 +49,12 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         raise AdapterError(
             f"Cannot create the adapter folder {folder}: {problem.strerror}. Choose a place you may write to."
         ) from problem
-    tensors = {f"belief.{k}": v.cpu() for k, v in method.filter.belief.state_dict().items()}
-    tensors |= {f"noise.{k}": v.cpu() for k, v in method.filter.noise.state_dict().items()}
+    tensors: dict[str, Tensor] = {}
+    if method.filter is not None:
+        tensors |= {f"belief.{k}": v.cpu() for k, v in method.filter.belief.state_dict().items()}
+        tensors |= {f"noise.{k}": v.cpu() for k, v in method.filter.noise.state_dict().items()}
+    if method.classes is not None and method.classes.belief is not None:
+        tensors |= {f"classes.{k}": v.cpu() for k, v in method.classes.state_dict().items()}
     file, digest = _write_tensors(folder, tensors)
     description = {
         "format": FORMAT,
@@ -60,8 +64,8 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         "class_names": method.class_names,
         "templates": list(method.templates),
         "config": to_dict(method.config),
-        "steps": method.filter.steps,
-        "skipped": method.filter.skipped,
+        "steps": method.filter.steps if method.filter else 0,
+        "skipped": method.filter.skipped if method.filter else 0,
         "prior_variance": method.prior_variance,
         "tensors": {"file": file, "sha256": digest},
         "notes": notes or {},
@@ -127,27 +131,35 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
         )
     tensors = read_tensors(folder, description["tensors"])
     method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError))
-    parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}}
+    parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}, "classes": {}}
     for name, tensor in tensors.items():
         part, _, key = name.partition(".")
         parts[part][key] = tensor.to(backbone.device)
+    try:
+        if "low_rank" in method.config.parameters:
+            _restore_filter(method, parts, description)
+        if method.classes is not None and (parts["classes"] or method.filter is None):  # a fit may have stopped between
+            method.classes.load_state_dict(parts["classes"], description["class_names"])
+        method.set_classes(description["class_names"], description["templates"])
+    except (ConfigError, DataError) as problem:
+        raise AdapterError(f"The adapter {folder} is damaged: {problem}.") from problem
+    return method, description
+
+
+def _restore_filter(method: Kalman, parts: dict[str, dict[str, Tensor]], description: dict[str, Any]) -> None:
+    """Puts the belief over the low-rank parameters, and its filter, back into the method."""
     mean = parts["belief"].get("mean")
     if mean is None or mean.shape != method.encoder.theta.shape:
-        raise AdapterError(f"The adapter {folder} is damaged: its mean does not fit its configuration.")
+        raise ConfigError("its mean does not fit its configuration")
     with torch.no_grad():
         method.encoder.theta.copy_(mean)
     parts["belief"]["mean"] = method.encoder.theta  # the belief's mean *is* the model's parameters
-    try:
-        belief = restore_belief(method.config.belief, parts["belief"])
-        noise = ObservationNoise.from_state(method.config.noise, parts["noise"])
-    except ConfigError as problem:
-        raise AdapterError(f"The adapter {folder} is damaged: {problem}.") from problem
+    belief = restore_belief(method.config.belief, parts["belief"])
+    noise = ObservationNoise.from_state(method.config.noise, parts["noise"])
     method.filter = KalmanFilter(belief, noise, method.config.filter)
     method.filter.steps = description.get("steps", 0)
     method.filter.skipped = description.get("skipped", 0)
     method.prior_variance = description.get("prior_variance")
-    method.set_classes(description["class_names"], description["templates"])
-    return method, description
 
 
 def read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from kalmanclip.cli.screen import bars, command_line, listing, percent, say, suggest
+from kalmanclip.cli.learned import about
+from kalmanclip.cli.screen import bars, command_line, facts, listing, percent, say, suggest
 from kalmanclip.data import LabelledImages, fill, sample_shots
 from kalmanclip.errors import ConfigError
 from kalmanclip.estimator import KalmanCLIP
@@ -68,7 +69,7 @@ def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
         before = clf.score(test, progress=progress)
     say(f"Accuracy {percent(before)}. Guessing would give 10 %: the small model does not know digits by name.")
 
-    _step(3, "Learn: one Kalman filter step per batch of images")
+    _step(3, "Learn: a Gaussian belief about what the images add to each class's sentence")
     with bars() as progress:
         clf.fit(train, progress=progress)
     _diagnose(clf)
@@ -103,15 +104,8 @@ def _step(number: int, title: str) -> None:
 
 
 def _diagnose(clf: KalmanCLIP) -> None:
-    """The filter's own account of the fit, in a line."""
-    kalman, steps = clf.method.filter, clf.method.history
-    assert kalman is not None
-    damping = np.mean([step.regulation for step in steps if not step.skipped])
-    first, last = steps[0].innovation, steps[-1].innovation
-    say(
-        f"{kalman.steps} steps over {kalman.belief.mean.numel()} parameters, {kalman.skipped} skipped; "
-        f"surprise (length of the innovation) {first:.2f} -> {last:.2f}, mean damping lambda {damping:.2f}."
-    )
+    """The filter's own account of the fit."""
+    facts(about(clf.method))
 
 
 def _predictions(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15) -> list[Prediction]:

@@ -27,7 +27,8 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
-from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, silent
+from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
+from kalmanclip.methods import preset as find_preset
 
 Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
 """A folder, labelled images, or a list of paths, PIL images or arrays."""
@@ -43,10 +44,11 @@ class KalmanCLIP:
 
     Args:
         model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one.
-        config: the options; default `KalmanConfig()`.
+        config: the options; None: those of ``preset``.
+        preset: 'default', or another name in `kalmanclip.methods.presets`, such as 'paper'.
         templates: prompt templates with one ``{}`` for the class name; several are averaged.
         device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
-        **options: single options of `KalmanConfig`, e.g. ``epochs=5, seed=1``.
+        **options: single options of `KalmanConfig`, e.g. ``seed=1``.
     """
 
     def __init__(
@@ -54,15 +56,17 @@ class KalmanCLIP:
         model: str | Backbone = "tiny",
         config: KalmanConfig | None = None,
         *,
+        preset: str = "default",
         templates: Sequence[str] = DEFAULT_TEMPLATES,
         device: str | torch.device | None = None,
         **options: Any,
     ) -> None:
         try:
-            self.config = dataclasses.replace(config or KalmanConfig(), **options)
+            self.config = dataclasses.replace(config or find_preset(preset), **options)
         except TypeError as problem:
             known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
             raise ConfigError(f"{problem}. Known options: {known}.") from problem
+        refuse_idle(options, self.config)
         self.templates = validate_templates(templates)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         backbone = model if isinstance(model, Backbone) else load_backbone(model, device)
@@ -173,12 +177,20 @@ class KalmanCLIP:
         return estimator
 
     def merge(self) -> torch.nn.Module:
-        """A plain open_clip model with the mean of the belief folded into its weights."""
+        """A plain open_clip model with the mean of the low-rank parameters folded into its weights.
+
+        Class residuals are not part of the towers; `class_weights` has them.
+        """
         return self.method.encoder.merged()
 
+    def class_weights(self) -> torch.Tensor:
+        """The classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
+        return self.method.class_weights()
+
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the merged model as a folder that open_clip loads by itself (``local-dir:``)."""
-        return export_model(Path(folder), self.merge(), self.backbone.name, self.classes_, self.templates)
+        """Writes the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
+        model, weights = self.merge(), self.class_weights()
+        return export_model(Path(folder), model, self.backbone.name, self.classes_, self.templates, weights)
 
 
 def _labelled(

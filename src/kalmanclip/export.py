@@ -9,16 +9,25 @@ from typing import Any
 
 import open_clip
 from safetensors.torch import save_file
+from torch import Tensor
 
 from kalmanclip.encoders.backbone import architecture_of
 from kalmanclip.errors import AdapterError
 from kalmanclip.files import atomic_path, write_json_atomic
 
 WEIGHTS = "open_clip_model.safetensors"
+CLASSIFIER = "classifier.safetensors"
 
 
-def export_model(folder: Path, model: Any, backbone: str, class_names: Sequence[str], templates: Sequence[str]) -> Path:
-    """Writes weights, configuration and class prompts.
+def export_model(
+    folder: Path,
+    model: Any,
+    backbone: str,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    classifier: Tensor,
+) -> Path:
+    """Writes weights, configuration, class prompts and the classifier.
 
     Read back with ``open_clip.create_model_and_transforms("local-dir:FOLDER")``.
 
@@ -28,6 +37,7 @@ def export_model(folder: Path, model: Any, backbone: str, class_names: Sequence[
         backbone: the name it was built from.
         class_names: kept in ``classes.json`` with the templates, so that the classifier can be rebuilt.
         templates: prompt templates.
+        classifier: (C, d), the class embeddings that image features are compared with.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,6 +49,8 @@ def export_model(folder: Path, model: Any, backbone: str, class_names: Sequence[
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with atomic_path(folder / WEIGHTS, AdapterError) as temporary:
         save_file(state, temporary)
+    with atomic_path(folder / CLASSIFIER, AdapterError) as temporary:
+        save_file({"weight": classifier.detach().cpu().contiguous()}, temporary)
     preprocess = json.loads(json.dumps(getattr(model.visual, "preprocess_cfg", {})))
     write_json_atomic(
         folder / "open_clip_config.json", {"model_cfg": model_cfg, "preprocess_cfg": preprocess}, AdapterError

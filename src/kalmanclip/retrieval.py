@@ -53,7 +53,7 @@ def pair_config(**options: Any) -> KalmanConfig:
     Args:
         **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
     """
-    return KalmanConfig(**{"observation": "contrastive"} | options)
+    return KalmanConfig(**{"parameters": ("low_rank",), "observation": "contrastive"} | options)
 
 
 def fit_pairs(

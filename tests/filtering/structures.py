@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, LowRank
+from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ def groups_of(n: int) -> list[int]:
     return groups
 
 
+def rows_of(n: int) -> int:
+    """The least number of rows > 1 that n parameters can be cut into: n itself where n is prime."""
+    return next((rows for rows in range(2, n + 1) if n % rows == 0), 1)
+
+
 def decremented(Sigma: Tensor, H: Tensor, R: Tensor, lam: float) -> Tensor:
     return Sigma - lam * Sigma @ H.mT @ torch.linalg.inv(H @ Sigma @ H.mT + R) @ H @ Sigma
 
@@ -55,6 +60,14 @@ def blocks(matrix: Tensor) -> Tensor:
     return matrix * mask.to(matrix)
 
 
+def shared_rows(precision: Tensor) -> Tensor:
+    """I (x) P, with P^-1 the average of the diagonal blocks of a precision."""
+    n, rows = precision.shape[0], rows_of(precision.shape[0])
+    average = sum(block.chunk(rows, dim=1)[c] for c, block in enumerate(precision.chunk(rows))) / rows
+    assert average.shape == (n // rows, n // rows)
+    return torch.block_diag(*[torch.linalg.inv(average)] * rows)
+
+
 def _diagonal(update: str) -> Callable[[Tensor, torch.Generator], Belief]:
     def make(mean: Tensor, generator: torch.Generator) -> Belief:
         s = torch.rand(len(mean), generator=generator, dtype=torch.float64) + 0.1
@@ -66,6 +79,10 @@ def _diagonal(update: str) -> Callable[[Tensor, torch.Generator], Belief]:
 def _block(mean: Tensor, generator: torch.Generator) -> Belief:
     roots = [torch.linalg.cholesky(positive_definite(size, generator)) for size in groups_of(len(mean))]
     return BlockDiagonal(mean, roots)
+
+
+def _kronecker(mean: Tensor, generator: torch.Generator) -> Belief:
+    return Kronecker(mean, torch.linalg.cholesky(positive_definite(len(mean) // rows_of(len(mean)), generator)))
 
 
 def _low_rank(mean: Tensor, generator: torch.Generator) -> Belief:
@@ -93,6 +110,12 @@ STRUCTURES = [
         lambda *args: blocks(decremented(*args)),
     ),
     Structure("low_rank", _low_rank, lambda belief: torch.linalg.inv(_precision_of(belief)), informed),
+    Structure(
+        "kronecker",
+        _kronecker,
+        lambda belief: torch.block_diag(*[belief.factor @ belief.factor.mT] * belief.rows),
+        lambda *args: shared_rows(torch.linalg.inv(informed(*args))),
+    ),
     Structure(
         "diagonal-covariance",
         _diagonal("covariance"),

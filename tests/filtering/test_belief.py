@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import BlockDiagonal, Dense, Diagonal, LowRank, make_belief, restore_belief
+from kalmanclip.filtering import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, make_belief, restore_belief
 
 MEAN = torch.zeros(4)
 
@@ -12,13 +12,17 @@ MEAN = torch.zeros(4)
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("kronecker", {}, "unknown covariance structure 'kronecker'.*block, dense, diagonal, low_rank"),
+        ("banded", {}, "unknown covariance structure 'banded'.*block, dense, diagonal, kronecker, low_rank"),
         ("diagonal", {"update": "both"}, "covariance, precision"),
         ("diagonal", {"rank": 3}, "cannot make a 'diagonal' belief.*rank"),
         ("block", {}, "cannot make a 'block' belief.*groups"),
         ("block", {"groups": [1, 2]}, r"sum to 4, not \[1, 2\]"),
         ("block", {"groups": [4, 0]}, "sum to 4"),
         ("low_rank", {"rank": 0}, "at least 1"),
+        ("kronecker", {}, "cannot make a 'kronecker' belief.*rows"),
+        ("kronecker", {"rows": 3}, "divides 4 parameters, not 3"),
+        ("kronecker", {"rows": 0}, "divides 4 parameters, not 0"),
+        ("kronecker", {"rows": 2.0}, r"whole number.*not 2\.0"),
     ],
 )
 def test_bad_options(kind, options, message):
@@ -49,6 +53,9 @@ def test_bad_shapes_and_types():
         BlockDiagonal(MEAN, [torch.ones(4, 2)])
     with pytest.raises(ConfigError, match="do not fit"):
         LowRank(MEAN, torch.ones(4), torch.zeros(3, 2))
+    for factor in (torch.eye(3), torch.ones(4, 2), torch.ones(4), torch.tensor(1.0), torch.ones(0, 0)):
+        with pytest.raises(ConfigError, match="does not fit rows of 4 parameters"):
+            Kronecker(MEAN, factor)
     with pytest.raises(ConfigError, match="not negative"):
         make_belief("dense", MEAN, 1.0).inflate(-1.0)
 
@@ -73,7 +80,9 @@ def test_restored_into_memory_of_the_callers_choice():
     assert belief.update == "precision"
 
 
-@pytest.mark.parametrize(("kind", "options"), [("dense", {}), ("block", {"groups": [30_000]})])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("dense", {}), ("block", {"groups": [30_000]}), ("kronecker", {"rows": 1})]
+)
 def test_a_covariance_too_large_for_any_memory_is_refused_at_once(kind, options):
     with pytest.raises(ConfigError, match="GiB"):
         make_belief(kind, torch.zeros(30_000), 1.0, **options)

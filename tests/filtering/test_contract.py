@@ -19,10 +19,10 @@ from kalmanclip.filtering import (
     restore_belief,
 )
 
-from .structures import STRUCTURES, cast, groups_of, normal, positive_definite
+from .structures import STRUCTURES, cast, groups_of, normal, positive_definite, rows_of
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
-M, N = 3, 7
+M, N = 3, 8
 
 every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 every_device = pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.is_available())
@@ -289,9 +289,15 @@ def test_low_rank_truncation_keeps_the_diagonal_of_the_precision(generator, rank
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("dense", {}), ("block", {"groups": groups_of(N)}), ("low_rank", {"rank": 2}), ("diagonal", {})],
+    [
+        ("dense", {}),
+        ("block", {"groups": groups_of(N)}),
+        ("low_rank", {"rank": 2}),
+        ("kronecker", {"rows": rows_of(N)}),
+        ("diagonal", {}),
+    ],
 )
-@pytest.mark.parametrize("variance", [0.25, torch.linspace(0.1, 1.0, N)])
+@pytest.mark.parametrize("variance", [0.25, torch.linspace(0.1, 1.0, N // rows_of(N)).repeat(rows_of(N))])
 def test_every_prior_is_diagonal(kind, options, variance):
     mean = torch.arange(float(N))
     belief = make_belief(kind, mean, variance, **options)

@@ -64,8 +64,8 @@ def compare(
     config: Annotated[
         Path | None,
         typer.Option(
-            help='A JSON file with options by method, such as {"kalman": {"epochs": 10}}, and further rows under '
-            'labels of your own, such as {"kalman one pass": {"method": "kalman", "epochs": 1}}.'
+            help='A JSON file with options by method, such as {"kalman": {"preset": "paper"}}, and further rows under '
+            'labels of your own, such as {"paper": {"method": "kalman", "preset": "paper"}}.'
         ),
     ] = None,
     shift: Annotated[
@@ -122,7 +122,9 @@ def compare(
     model = model or "tiny"
     options = {} if config is None else read_json(config, ConfigError)
     if not isinstance(options, dict):
-        raise ConfigError(f"{config} must hold a table of options by method, such as {{'kalman': {{'epochs': 10}}}}.")
+        raise ConfigError(
+            f"{config} must hold a table of options by method, such as {{'kalman': {{'preset': 'paper'}}}}."
+        )
     backbone = model_name(model)  # a mistyped name is found before data sets are read
     check_device(device)
     chosen = words(methods) or all_labels(options)

@@ -14,7 +14,7 @@ EXAMPLES = """
 kalmanclip export pets.adapter -o pets-clip/
 """
 
-OURS = ("open_clip_model.safetensors", "open_clip_config.json", "classes.json")
+OURS = ("open_clip_model.safetensors", "open_clip_config.json", "classes.json", "classifier.safetensors")
 
 
 def export(
@@ -24,8 +24,8 @@ def export(
 ) -> None:
     """Fold the tuning into the weights and write an ordinary open_clip model.
 
-    It keeps the mean of the belief, so it predicts the same classes; it drops the covariance, and with it the
-    uncertainty.
+    The class embeddings go beside it. Together they keep the mean of the belief, so they predict the same classes;
+    they drop the covariance, and with it the uncertainty.
     """
     refuse_foreign(output, ours=OURS)
     with writable_folder(output):
@@ -42,4 +42,7 @@ def export(
     ):
         say(f"  {line}", style="cyan")
     say()
-    say(f"{output / 'classes.json'} holds the class names and prompts.")
+    say(
+        f"{output / 'classes.json'} holds the class names and prompts, classifier.safetensors the class embeddings "
+        "('weight', one row per class): unit-length image features times its transpose, times the model's logit scale."
+    )

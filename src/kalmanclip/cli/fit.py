@@ -11,6 +11,7 @@ import typer
 from kalmanclip.cli import resume as resuming
 from kalmanclip.cli.common import Device, check_device, naming_bad_images, refuse_foreign, writable_folder
 from kalmanclip.cli.guard import INTERRUPTED
+from kalmanclip.cli.learned import about
 from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import bars, command_line, facts, note, say, size_of, some, suggest, waiting
 from kalmanclip.cli.training import Material, fingerprint, read_material
@@ -32,6 +33,7 @@ kalmanclip fit hf:OWNER/NAME -o pets.adapter
 """
 
 METHOD = "The method (what is left out keeps the preset's value)"
+LOW_RANK = "For the presets head, paper and paper-literal"
 
 
 def fit(
@@ -58,30 +60,47 @@ def fit(
         list[str] | None,
         typer.Option(help='A prompt such as "a photo of a {}."; give several and they are averaged.'),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=METHOD)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=METHOD)] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of the tuned corrections.", rich_help_panel=METHOD)] = None,
-    placement: Annotated[
+    preset: Annotated[
         str | None,
-        typer.Option(help="Where they sit: head (fast) or towers (inside the transformer).", rich_help_panel=METHOD),
-    ] = None,
-    observation: Annotated[
-        str | None,
-        typer.Option(help="What the filter sees of a batch; a wrong name lists them.", rich_help_panel=METHOD),
-    ] = None,
-    belief: Annotated[
-        str | None,
-        typer.Option(help="Structure of the covariance; a wrong name lists them.", rich_help_panel=METHOD),
+        typer.Option(
+            help="default (class residuals), head, paper (both: low-rank, can be merged into the model), "
+            "paper-literal.",
+            rich_help_panel=METHOD,
+        ),
     ] = None,
     prior_std: Annotated[
         float | None,
-        typer.Option(help="How far similarities may move, a priori.", rich_help_panel=METHOD),
+        typer.Option(
+            help="How far similarities may move, a priori; left out, the default preset chooses it on the images.",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    views: Annotated[
+        int | None,
+        typer.Option(
+            help="Random crops of each image beside the centre crop (default preset).", rich_help_panel=METHOD
+        ),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="How strongly surprising batches are damped.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="How strongly surprising images are damped.", rich_help_panel=METHOD)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=LOW_RANK)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=LOW_RANK)] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of the tuned corrections.", rich_help_panel=LOW_RANK)] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(help="Where they sit: head (fast) or towers (inside the transformer).", rich_help_panel=LOW_RANK),
+    ] = None,
+    observation: Annotated[
+        str | None,
+        typer.Option(help="What the filter sees of a batch; a wrong name lists them.", rich_help_panel=LOW_RANK),
+    ] = None,
+    belief: Annotated[
+        str | None,
+        typer.Option(help="Structure of the covariance; a wrong name lists them.", rich_help_panel=LOW_RANK),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=LOW_RANK)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.", rich_help_panel=METHOD)] = None,
     config: Annotated[
@@ -99,8 +118,8 @@ def fit(
     Captions are told apart within each batch (--observation contrastive) unless you choose otherwise. Of a list with
     a column split, the rows of train are used.
 
-    The adapter is saved after every pass over the images, so little is lost when something stops the run:
-    --resume goes on from there and ends with the same adapter.
+    The presets of low-rank parameters save the adapter after every pass over the images, so little is lost when
+    something stops the run: --resume goes on from there and ends with the same adapter.
     """
     started = time.monotonic()
     if resume and force:
@@ -121,12 +140,15 @@ def fit(
         "low_rank.placement": placement,
         "observation": observation,
         "belief": belief,
-        "prior_std": prior_std,
+        "classes.views": views,
         "filter.alpha": alpha,
         "noise.beta": beta,
         "seed": seed,
     }
-    options = build_config(flags, config, start=before and before["config"])
+    start = before and before["config"]
+    learned = build_config({}, config, start, preset).parameters
+    flags["prior_std" if "low_rank" in learned else "classes.prior_std"] = prior_std
+    options = build_config(flags, config, start, preset)
     if before:
         resuming.require_same_options(before, options, model, template, shots)
         shots = before["notes"].get("shots")
@@ -135,7 +157,10 @@ def fit(
         if template:
             raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
         if not before:
-            options = build_config(flags, config, start=to_dict(pair_config()))
+            flags["prior_std"], flags["classes.prior_std"] = prior_std, None
+            options = build_config(flags, config, to_dict(pair_config()), preset)
+            if "classes" in options.parameters:
+                raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
     templates = template or (CAPTION_TEMPLATES if material.pairs is not None else material.templates)
     if material.labelled is not None:
         images, seen = _choose(material, material.labelled, shots, options.seed, before)
@@ -149,16 +174,16 @@ def fit(
                 given = {"model": model, "templates": templates, "device": device}
                 clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
         done = clf.notes.get("epochs_done", 0)
-        if done >= options.epochs:
-            say(f"{output} is finished: all {options.epochs} passes are done. There is nothing to resume.")
+        if done >= options.passes:
+            say(f"{output} is finished: all {options.passes} passes are done. There is nothing to resume.")
             return
         if before:
-            note(f"Going on after pass {done} of {options.epochs}.")
+            note(f"Going on after pass {done} of {options.passes}.")
         if material.pairs is not None:  # only the model can say which captions it reads as the same
             labelled = learnable(material.pairs, clf.backbone, options.seed).train
             images, seen = _choose(material, labelled, shots, options.seed, before)
         clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": material.pairs is not None}
-        clf.notes |= {"epochs": options.epochs, "epochs_done": done}
+        clf.notes |= {"epochs": options.passes, "epochs_done": done}
         try:
             _learn(clf, images, output)
         except KeyboardInterrupt:
@@ -210,15 +235,11 @@ def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:
     captions = clf.notes["captions"]
     learned = f"{len(clf.classes_)} ({some(clf.classes_, 2 if captions else 8)})"
-    kalman = clf.method.filter
-    assert kalman is not None
-    damping = [step.regulation for step in clf.method.history if not step.skipped]
     facts(
         [
             ("captions" if captions else "classes", learned),
             ("images", images),
-            ("steps", f"{kalman.steps}, of which {kalman.skipped} skipped"),
-            ("mean lambda", f"{sum(damping) / len(damping):.3f} (1: no batch surprised the filter)"),
+            *about(clf.method),
             ("time", f"{seconds:.1f} s"),
             ("saved in", f"{output} ({size_of(output)})"),
         ]

@@ -15,7 +15,7 @@ from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
 from kalmanclip.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
-    from kalmanclip.filtering import Belief
+    from torch import Tensor
 
 EXAMPLES = """
 kalmanclip info                   versions, devices, models on this computer
@@ -75,18 +75,15 @@ def _adapter(adapter: Path) -> None:
         from kalmanclip.adapter import read_description
 
         description = read_description(adapter)
-        std = _belief(adapter, description).marginal_variance().sqrt()
+        belief = _belief(adapter, description)
     names, backbone = description["class_names"], description["backbone"]
     facts(
         [
             ("backbone", f"{backbone['name']} (weights {backbone['hash'][:12]})"),
             ("classes", f"{len(names)} ({some(names)})"),
             ("prompts", " | ".join(description["templates"])),
-            ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
             *_passes(description.get("notes", {})),
-            ("belief", f"{description['config']['belief']}, over {std.numel()} parameters"),
-            ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
-            *_shrinkage(description.get("prior_variance"), float(std.mean())),
+            *belief,
             ("size", f"{size_of(adapter)}, written by kalmanclip {description.get('kalmanclip', '?')}"),
         ]
     )
@@ -95,17 +92,41 @@ def _adapter(adapter: Path) -> None:
     facts((f"  {name}", value) for name, value in flatten(build_config({}, start=description["config"])).items())
 
 
-def _belief(adapter: Path, description: dict[str, Any]) -> Belief:
+def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:
     """The belief alone: it can be looked at without the backbone, which may not be on this computer."""
     from kalmanclip.adapter import read_tensors
-    from kalmanclip.filtering import restore_belief
 
     tensors = read_tensors(adapter, description["tensors"])
+    return [*_low_rank(adapter, description, tensors), *_classes(tensors)]
+
+
+def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    if "classes.mean" not in tensors:
+        return []
+    C, d = tensors["classes.mean"].shape
+    std, gain = float(tensors["classes.strength"]) ** -0.5, float(tensors["classes.gain"])
+    return [
+        ("belief", f"about residuals of {C} classes in {d} dimensions"),
+        ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
+    ]
+
+
+def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    from kalmanclip.filtering import restore_belief
+
+    if "belief.mean" not in tensors:
+        return []
     state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
     try:
-        return restore_belief(description["config"]["belief"], state)
+        std = restore_belief(description["config"]["belief"], state).marginal_variance().sqrt()
     except ConfigError as problem:
         raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
+    return [
+        ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
+        ("belief", f"{description['config']['belief']}, over {std.numel()} low-rank parameters"),
+        ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
+        *_shrinkage(description.get("prior_variance"), float(std.mean())),
+    ]
 
 
 def _shrinkage(prior_variance: float | None, mean: float) -> list[tuple[str, str]]:

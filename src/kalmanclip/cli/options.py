@@ -1,4 +1,4 @@
-"""The method's options on the command line: the dataclass's defaults, then a file, then flags."""
+"""The method's options on the command line: a preset, then a file, then flags."""
 
 from __future__ import annotations
 
@@ -13,30 +13,44 @@ if TYPE_CHECKING:
     from kalmanclip.methods import KalmanConfig
 
 
-def build_config(flags: dict[str, Any], file: Path | None = None, start: dict[str, Any] | None = None) -> KalmanConfig:
+def build_config(
+    flags: dict[str, Any],
+    file: Path | None = None,
+    start: dict[str, Any] | None = None,
+    preset: str | None = None,
+) -> KalmanConfig:
     """The options of one run.
 
     Args:
         flags: by dotted name, ``{"noise.beta": 0.9}``; None means not given.
         file: JSON with any part of the options, ``{"noise": {"beta": 0.9}}``.
-        start: all options to start from; default: the dataclass's defaults.
-    """
-    from kalmanclip.methods import KalmanConfig
+        start: all options to start from; None: those of the preset.
+        preset: where to start from; wins over ``start``. A file may name one too.
 
-    values = to_dict(KalmanConfig()) if start is None else start
+    Raises:
+        ConfigError: an option is unknown, refused, or given although it has no effect.
+    """
+    from kalmanclip.methods import KalmanConfig, refuse_idle, with_preset
+
+    given: dict[str, Any] = {}
     if file is not None:
         if file.suffix != ".json":
             raise ConfigError(f"The options file {file} must be a JSON file, with a name that ends in .json.")
-        given = read_json(file, ConfigError)
-        if not isinstance(given, dict):
-            raise ConfigError(f'The options file {file} must hold a table of options, such as {{"epochs": 3}}.')
-        values = merge(values, given)
+        table = read_json(file, ConfigError)
+        if not isinstance(table, dict):
+            raise ConfigError(f'The options file {file} must hold a table of options, such as {{"seed": 3}}.')
+        given = table
     for name, value in flags.items():
         if value is not None:
             for part in reversed(name.split(".")):
                 value = {part: value}
-            values = merge(values, value)
-    return from_dict(KalmanConfig, values)
+            given = merge(given, value)
+    if preset is not None:
+        given["preset"] = preset
+    values = with_preset(given) if start is None or "preset" in given else merge(start, given)
+    config = from_dict(KalmanConfig, values)
+    refuse_idle((name for name in given if name not in ("preset", "parameters")), config)
+    return config
 
 
 def flatten(config: KalmanConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.contamination import CLEAN, Contamination
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.variants import find_variants
-from kalmanclip.methods import CONFIGS
+from kalmanclip.methods import CONFIGS, refuse_idle, with_preset
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,20 @@ def plan(
 def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """All options of a method as plain JSON values: its defaults, then ``changed``, table by table.
 
+    For 'kalman', ``changed`` may name a ``preset`` to start from.
+
     A method that has a seed among its options gets the run's, unless ``changed`` sets it: otherwise its seeds would
     differ in the draw alone while those of the other methods differ in everything.
 
     Raises:
         ConfigError: unknown options, or values that the method refuses.
     """
-    defaults = to_dict(CONFIGS[method]())
-    if "seed" in defaults:
-        defaults["seed"] = seed
-    config: Any = from_dict(CONFIGS[method], merge(defaults, dict(changed)))
+    values = with_preset(changed) if method == "kalman" else merge(to_dict(CONFIGS[method]()), dict(changed))
+    if "seed" in values and "seed" not in changed:
+        values["seed"] = seed
+    config: Any = from_dict(CONFIGS[method], values)
+    if method == "kalman":
+        refuse_idle((name for name in changed if name not in ("preset", "parameters")), config)
     try:
         # through JSON and back, so that a run read from a file equals the run that was planned
         plain: dict[str, Any] = json.loads(json.dumps(to_dict(config), allow_nan=False))

@@ -23,6 +23,7 @@ from kalmanclip.filtering.block_diagonal import BlockDiagonal
 from kalmanclip.filtering.dense import Dense
 from kalmanclip.filtering.diagonal import Diagonal
 from kalmanclip.filtering.kalman import FilterConfig, KalmanFilter, Step
+from kalmanclip.filtering.kronecker import Kronecker
 from kalmanclip.filtering.low_rank import LowRank
 from kalmanclip.filtering.module import flat_parameters, load_flat, observe_module
 from kalmanclip.filtering.noise import NoiseConfig, ObservationNoise
@@ -35,6 +36,7 @@ __all__ = [
     "Diagonal",
     "FilterConfig",
     "KalmanFilter",
+    "Kronecker",
     "LowRank",
     "NoiseConfig",
     "Observation",

@@ -154,7 +154,8 @@ def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: An
     """Make a belief by the name of its structure.
 
     Args:
-        kind: "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`) or "dense".
+        kind: "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`), "kronecker" (`rows`) or
+            "dense".
         mean: mu_0 (n,), kept and updated in place.
         variance: the diagonal of Sigma_0: a number or (n,).
         **options: what the `prior` of that structure takes.

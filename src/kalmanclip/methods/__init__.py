@@ -9,6 +9,7 @@ from kalmanclip.encoders import Backbone
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.ape_t import APET, APETConfig
 from kalmanclip.methods.base import Method, Needs, Progress, silent
+from kalmanclip.methods.classes import ClassConfig
 from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
 from kalmanclip.methods.coop import CoOp, CoOpConfig
@@ -16,6 +17,7 @@ from kalmanclip.methods.gda import GDA, GDAConfig
 from kalmanclip.methods.kalman import Kalman, KalmanConfig, LogitBelief
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
+from kalmanclip.methods.presets import PRESETS, preset, refuse_idle, with_preset
 from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
 from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
 
@@ -81,11 +83,13 @@ __all__ = [
     "CONFIGS",
     "GDA",
     "METHODS",
+    "PRESETS",
     "APETConfig",
     "CLIPAdapter",
     "CLIPAdapterConfig",
     "CLIPLoRA",
     "CLIPLoRAConfig",
+    "ClassConfig",
     "CoOp",
     "CoOpConfig",
     "GDAConfig",
@@ -107,5 +111,8 @@ __all__ = [
     "ZeroShotConfig",
     "check_method",
     "make_method",
+    "preset",
+    "refuse_idle",
     "silent",
+    "with_preset",
 ]

@@ -1,4 +1,4 @@
-"""The paper's method: a Kalman filter over low-rank parameters of both towers of a frozen CLIP."""
+"""The method: a Kalman filter over low-rank parameters of both towers of a frozen CLIP, or over class residuals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages, class_prompts
 from kalmanclip.data.images import ImageSource
+from kalmanclip.data.kept import keep_decoded
 from kalmanclip.data.names import name_key
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig, SimilarityJacobian
 from kalmanclip.encoders.cache import ActivationStore
@@ -26,16 +27,33 @@ from kalmanclip.filtering import (
     make_belief,
 )
 from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import activation_store, frozen_activations
+from kalmanclip.methods.classes import ClassConfig, ClassResiduals
+from kalmanclip.methods.features import (
+    RandomCrop,
+    activation_store,
+    encoded,
+    frozen_activations,
+    labels_of,
+    unit_dtype,
+)
 from kalmanclip.observation import make_likelihood, observe
+
+PARAMETERS = ("low_rank", "classes")
+"""What the belief can be about, in the order in which it is learned."""
 
 
 @dataclass(frozen=True)
 class KalmanConfig:
     """Everything that can be chosen about the method.
 
+    What is about the low-rank parameters (all but ``parameters``, ``classes``, ``seed`` and ``filter.alpha``) has no
+    effect unless they are among the ``parameters``; see `kalmanclip.methods.presets` for combinations that work.
+
     Attributes:
-        low_rank: where the parameters sit.
+        parameters: what is learned: 'low_rank' (the paper: shared by all classes, can be merged into the CLIP),
+            'classes' (a residual for each class, on frozen embeddings), or both, one after the other.
+        classes: the options of the class residuals.
+        low_rank: where the low-rank parameters sit.
         observation: what the filter sees, see `kalmanclip.observation`.
         observation_options: what that observation takes, e.g. ``{"top": 20}`` for 'bounded'.
         belief: structure of the covariance, see `kalmanclip.filtering`.
@@ -51,6 +69,8 @@ class KalmanConfig:
         seed: of the order of the images and of the low-rank start.
     """
 
+    parameters: tuple[str, ...] = ("classes",)
+    classes: ClassConfig = field(default_factory=ClassConfig)
     low_rank: LowRankConfig = field(default_factory=LowRankConfig)
     observation: str = "bounded"
     observation_options: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +85,12 @@ class KalmanConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(self.parameters))  # a configuration file holds a list
+        wrong = [name for name in self.parameters if name not in PARAMETERS]
+        if wrong or not self.parameters or len(set(self.parameters)) < len(self.parameters):
+            raise ConfigError(f"parameters must be a non-empty selection of {PARAMETERS}, not {self.parameters}.")
+        if not isinstance(self.classes, ClassConfig):
+            raise ConfigError(f"classes must be a ClassConfig, not {self.classes!r}.")
         # an unknown name is an error here, not in the middle of a run
         make_likelihood(self.observation, **self.observation_options)
         belief_structure(self.belief)
@@ -81,6 +107,11 @@ class KalmanConfig:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, not {value}.")
 
+    @property
+    def passes(self) -> int:
+        """Passes over the images: class residuals alone need one, however many times it linearises."""
+        return self.epochs if "low_rank" in self.parameters else 1
+
 
 class LogitBelief(NamedTuple):
     """The Gaussian that the belief over the parameters implies for logits, linearised at the mean.
@@ -95,15 +126,16 @@ class LogitBelief(NamedTuple):
 
 
 class Kalman:
-    """A CLIP classifier whose low-rank parameters carry a Gaussian belief.
+    """A CLIP classifier whose low-rank parameters, or class residuals, carry a Gaussian belief.
 
     Args:
         backbone: the frozen CLIP.
         config: the options.
 
     Attributes:
-        encoder: the adapted towers; ``encoder.theta`` is the mean of the belief.
-        filter: the Kalman filter, None before the first image is seen.
+        encoder: the adapted towers; ``encoder.theta`` is the mean of the belief about the low-rank parameters.
+        classes: the class residuals; None if they are not among the ``parameters``.
+        filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
         history: one record per step.
         prior_variance: that of each parameter before the first image; None until then.
     """
@@ -111,21 +143,38 @@ class Kalman:
     def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
         self.backbone = backbone
         self.config = config or KalmanConfig()
-        self.encoder = DualEncoder(backbone, self.config.low_rank, self.config.seed)
-        self.filter: KalmanFilter | None = None
-        self.history: list[Step] = []
-        self.prior_variance: float | None = None
         self.class_names: list[str] = []
         self.templates: tuple[str, ...] = ()
         self._texts: Activations = ()
+        self._start()
+
+    def _start(self) -> None:
+        """Back to the prior."""
+        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
+        self.classes: ClassResiduals | None = None
+        if "classes" in self.config.parameters:
+            alpha = self.config.filter.alpha
+            self.classes = ClassResiduals(self.config.classes, self.backbone.logit_scale, alpha)
+        self.filter: KalmanFilter | None = None
+        self.history: list[Step] = []
+        self.prior_variance: float | None = None
 
     @property
     def needs(self) -> Needs:
         """On the embeddings the frozen features are all it reads."""
-        return "features" if self.config.low_rank.placement == "head" else "towers"
+        inside = "low_rank" in self.config.parameters and self.config.low_rank.placement == "towers"
+        return "towers" if inside else "features"
+
+    @property
+    def fitted(self) -> bool:
+        """Whether any image was learned from."""
+        return self.filter is not None or (self.classes is not None and self.classes.belief is not None)
 
     def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        """Names the classes. Parameters belong to no class, so classes can be added or renamed at any time.
+        """Names the classes; they can be added or renamed at any time.
+
+        Low-rank parameters belong to no class. A class residual belongs to its class's name; a class without one has
+        its text alone.
 
         Raises:
             DataError: there are no classes, or the names of two are so long that their prompts are cut to the same.
@@ -137,6 +186,14 @@ class Kalman:
         _refuse_equal_prompts(class_names, tokens.unflatten(0, (len(class_names), -1)).flatten(1).tolist())
         self.class_names, self.templates = list(class_names), tuple(templates)
         self._texts = self.encoder.text.prefix(tokens)
+        self._tell_classes()
+
+    @torch.no_grad()
+    def _tell_classes(self) -> None:
+        """Gives the residuals the texts as the towers read them now."""
+        if self.classes is not None:
+            T = self.encoder.encode_texts(self._texts, len(self.templates))
+            self.classes.set_classes(self.class_names, T.to(unit_dtype(T.dtype)))
 
     def fit(
         self,
@@ -144,12 +201,11 @@ class Kalman:
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
     ) -> list[Step]:
-        """Filters ``config.epochs`` passes over the training images, starting from the prior; see `update`."""
-        store = self._store(task.train, progress)  # first: an unreadable image must not cost what was there before
-        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
-        self.filter, self.history = None, []
+        """Learns the training images, starting from the prior; see `update`."""
+        material = self._read(task.train, progress)  # first: an unreadable image must not cost what was there before
+        self._start()
         self.set_classes(task.class_names, task.templates)
-        return self._filter(store, task.train.labels, self.config.epochs, progress, after_epoch)
+        return self._learn(material, task.train, self.config.passes, progress, after_epoch)
 
     def update(
         self,
@@ -163,24 +219,70 @@ class Kalman:
 
         Args:
             images: their classes become the method's classes.
-            epochs: passes over them.
+            epochs: passes over them, for the low-rank parameters; class residuals are updated once.
             progress: told about decoding and filtering.
             after_epoch: called with the number of finished passes after each.
             templates: prompt templates; None keeps those set before.
 
         Returns:
-            The records of the steps taken.
+            The records of the filter's steps.
 
         Raises:
             NumericalError: every single step of the first pass had to be skipped.
         """
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, not {epochs}.")
-        store = self._store(images, progress)
+        material = self._read(images, progress)
         templates = self.templates if templates is None else tuple(templates)
         if (images.class_names, templates) != (self.class_names, self.templates):
             self.set_classes(images.class_names, templates)
-        return self._filter(store, images.labels, epochs, progress, after_epoch)
+        return self._learn(material, images, epochs, progress, after_epoch)
+
+    def _read(self, images: LabelledImages, progress: Progress) -> ActivationStore | Tensor:
+        """What learning begins with: activations for the filter, or at once the views for the class residuals."""
+        if not len(images):
+            raise DataError("There are no images to learn from.")
+        if "low_rank" in self.config.parameters:
+            return activation_store(self.encoder, images.sources, progress)
+        return self._views(images.sources, progress)
+
+    def _learn(
+        self,
+        material: ActivationStore | Tensor,
+        images: LabelledImages,
+        epochs: int,
+        progress: Progress,
+        after_epoch: Callable[[int], None] | None,
+    ) -> list[Step]:
+        records: list[Step] = []
+        if isinstance(material, ActivationStore):
+            records = self._filter(material, images.labels, epochs, progress, after_epoch)
+        if self.classes is not None:
+            self._tell_classes()  # the filter may have moved the texts
+            views = self._views(images.sources, progress) if isinstance(material, ActivationStore) else material
+            labels = labels_of(images, views.device)
+            self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total))
+        if after_epoch is not None:
+            after_epoch(epochs if records else 1)
+        return records
+
+    @torch.no_grad()
+    def _views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
+        """Embeddings (N, 1 + V, d) of the centre crop and V random crops of each training image."""
+        options, image = self.config.classes, self.encoder.image
+        crops = [RandomCrop(self.backbone, options.crop_scale, self.config.seed, v) for v in range(options.views)]
+        pictures = keep_decoded(sources, crops[0].min_side) if crops else sources
+        columns: list[Tensor] = []
+        total = len(sources) * (1 + len(crops))
+        for crop in (None, *crops):
+            rows: list[Tensor] = []
+            shown = pictures if crop else sources  # centre crops as everybody decodes them: one cache serves all
+            for batch in encoded(self.backbone, shown, image.product, image.prefix, crop):
+                f = self.encoder.encode_images(batch)
+                rows.append(f.to(unit_dtype(f.dtype)))
+                progress("reading images", len(columns) * len(sources) + sum(map(len, rows)), total)
+            columns.append(torch.cat(rows))
+        return torch.stack(columns, dim=1)
 
     def _filter(
         self,
@@ -190,6 +292,7 @@ class Kalman:
         progress: Progress,
         after_epoch: Callable[[int], None] | None,
     ) -> list[Step]:
+        """The passes of the filter; after the last, the caller tells ``after_epoch``."""
         labels = torch.tensor(image_labels, device=self.backbone.device)
         size = self.config.batch_size
         steps = epochs * math.ceil(len(labels) / size)
@@ -204,7 +307,7 @@ class Kalman:
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
                     "Try a smaller prior_std, or another observation."
                 )
-            if after_epoch is not None:
+            if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
         return records
 
@@ -248,12 +351,6 @@ class Kalman:
         belief = make_belief(self.config.belief, self.encoder.theta, variance, **chosen)
         return KalmanFilter(belief, ObservationNoise(self.config.noise), self.config.filter)
 
-    def _store(self, images: LabelledImages, progress: Progress) -> ActivationStore:
-        """The frozen activations of the training images."""
-        if not len(images):
-            raise DataError("There are no images to learn from.")
-        return activation_store(self.encoder, images.sources, progress)
-
     def _each_batch(
         self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
     ) -> list[Any]:
@@ -277,40 +374,71 @@ class Kalman:
 
     @torch.no_grad()
     def _logits(self, encoders: list[DualEncoder], images: Iterable[ImageSource], progress: Progress) -> list[Tensor]:
-        """Scores (N, C) by each encoder; all of them share their frozen prefix."""
+        """Logits (N, C) by each encoder, with the class residuals by our own; all share their frozen prefix."""
         if not self.class_names:
             raise ConfigError("The classifier has no classes yet: call fit first.")
         T = [encoder.encode_texts(self._texts, len(self.templates)) for encoder in encoders]
-        batches = self._each_batch(
-            images, lambda a: [e.encode_images(a) @ t.mT for e, t in zip(encoders, T, strict=True)], progress
-        )
+        scale = self.backbone.logit_scale
+
+        def score(activations: Activations) -> list[Tensor]:
+            columns: list[Tensor] = []
+            for encoder, t in zip(encoders, T, strict=True):
+                f = encoder.encode_images(activations)
+                if encoder is self.encoder and self.classes is not None:
+                    columns.append(self.classes.logits(f.to(unit_dtype(f.dtype))))
+                else:
+                    columns.append(scale * f @ t.mT)
+            return columns
+
+        batches = self._each_batch(images, score, progress)
         if not batches:
             return [torch.empty(0, len(self.class_names)) for _ in encoders]
-        scale = self.backbone.logit_scale
-        return [scale * torch.cat(column).cpu() for column in zip(*batches, strict=True)]
+        return [torch.cat(column).cpu() for column in zip(*batches, strict=True)]
+
+    @torch.no_grad()
+    def class_weights(self) -> Tensor:
+        """The classifier (C, d) at the mean of the belief, on the CPU; its product with features over tau are logits."""
+        if not self.class_names:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        if self.classes is not None:
+            return self.classes.weights().cpu()
+        return self.encoder.encode_texts(self._texts, len(self.templates)).cpu()
 
     def logit_belief(self, images: Iterable[ImageSource], progress: Progress = silent) -> LogitBelief:
         """Mean and standard deviation of the logits under the belief, ``J Sigma J^T`` linearised at the mean."""
-        if self.filter is None:
+        if not self.fitted:
             raise ConfigError("There is no belief yet: call fit first.")
         pairs = self._each_batch(images, self._linearised, progress)
         empty = torch.empty(0, len(self.class_names))
         if not pairs:
             return LogitBelief(empty, empty)
-        return LogitBelief(*(torch.cat(column).cpu() for column in zip(*pairs, strict=True)))
+        mean, variance = (torch.cat(column).cpu() for column in zip(*pairs, strict=True))
+        return LogitBelief(mean, variance.clamp_min(0).sqrt())
 
     def _linearised(self, activations: Activations) -> tuple[Tensor, Tensor]:
+        """Mean and variance (N, C) of the logits."""
+        if self.classes is None:
+            return self._linearised_low_rank(activations)
+        with torch.no_grad():
+            f = self.encoder.encode_images(activations)
+            f = f.to(unit_dtype(f.dtype))
+            mean, variance = self.classes.logits(f), self.classes.variance(f)
+        if self.filter is None:
+            return mean, variance
+        return mean, variance + self._linearised_low_rank(activations)[1]  # learned one after the other: independent
+
+    def _linearised_low_rank(self, activations: Activations) -> tuple[Tensor, Tensor]:
         assert self.filter is not None
         C, scale = len(self.class_names), self.backbone.logit_scale
-        means, stds = [], []
+        means, variances = [], []
         for i in range(len(activations[0])):  # image by image: C rows of n derivatives at a time
             jacobian = SimilarityJacobian(
                 self.encoder, tuple(t[i : i + 1] for t in activations), self._texts, len(self.templates)
             )
             rows = jacobian.rows(torch.eye(C).to(jacobian.S).unsqueeze(0))
             means.append(scale * jacobian.S)
-            stds.append(scale * self.filter.belief.variance(rows).clamp_min(0).sqrt().unsqueeze(0))
-        return torch.cat(means), torch.cat(stds)
+            variances.append(scale**2 * self.filter.belief.variance(rows).unsqueeze(0))
+        return torch.cat(means), torch.cat(variances)
 
 
 def _refuse_equal_prompts(class_names: Sequence[str], tokens: list[list[int]]) -> None:

@@ -1,0 +1,286 @@
+"""Class residuals: what the text says about each class, plus what its few images add, as a Gaussian belief.
+
+The logits of an image with embedding ``f`` are ``(gain f T^T + f D^T) / tau``: the zero-shot classifier ``T`` (C, d),
+with its share, and a residual ``D_c`` for each class, believed a priori to be ``N(0, prior_std^2 M)``. ``M`` (d, d),
+of mean size one on the images, allows less where random crops of *one* image differ: that says nothing about classes.
+The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kalmanclip.errors import ConfigError
+from kalmanclip.filtering.linalg import spectral
+from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
+
+TYPICAL_STD = 50**-0.5
+"""The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
+
+_STEP = math.sqrt(2)  # of the search: a factor of two in the variance
+_SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
+_REACH = 6  # steps either way at most
+_ENOUGH = 1000  # held-out images that tell one prior from another
+_FLOOR = 0.03  # of the crops' covariance, relative to its largest eigenvalue: never divide by what was not seen
+
+
+@dataclass(frozen=True)
+class ClassConfig:
+    """Options of the class residuals.
+
+    Attributes:
+        prior_std: how far, in units of cosine similarity, an image's similarity with a class may move (one standard
+            deviation). None: chosen among the training images, by how well a part of them is foreseen from the rest;
+            with a single image per class, `TYPICAL_STD`.
+        gain_std: of the text's share in the logits, around one.
+        views: random crops of each training image beside the centre crop; 0: none.
+        crop_scale: smallest and largest share of a picture's area in a crop.
+        centre_weight: how much of an image's weight its centre crop has; the random crops share the rest.
+        folds: in how many parts the training images are held out to choose ``prior_std``.
+    """
+
+    prior_std: float | None = None
+    gain_std: float = 0.5
+    views: int = 5
+    crop_scale: tuple[float, float] = (0.3, 1.0)
+    centre_weight: float = 0.5
+    folds: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("prior_std", "gain_std"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        if not isinstance(self.views, int) or self.views < 0:
+            raise ConfigError(f"views must be a whole number, 0 for centre crops alone; not {self.views!r}.")
+        if not (len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1):
+            raise ConfigError(f"crop_scale must be two shares of a picture's area in (0, 1], not {self.crop_scale}.")
+        if not 0 < self.centre_weight <= 1:
+            raise ConfigError(f"centre_weight must lie in (0, 1], not {self.centre_weight}.")
+        if not isinstance(self.folds, int) or self.folds < 2:
+            raise ConfigError(f"folds must be at least 2, not {self.folds!r}.")
+
+
+class ClassResiduals:
+    """The belief about the classes' residuals.
+
+    Args:
+        config: the options.
+        scale: 1 / tau.
+        alpha: the regulation of outlying images, see `softmax_update`.
+
+    Attributes:
+        names: of the classes, in the order of `T`.
+        root: a square root of ``M`` (d, d); None before the first image.
+        belief: over ``D root^-1``; None before the first image.
+        foreseen: the mean log-probability of held-out images by ``prior_std``, where it was chosen.
+    """
+
+    def __init__(self, config: ClassConfig, scale: float, alpha: float = 0.0) -> None:
+        self.config, self.scale, self.alpha = config, scale, alpha
+        self.names: list[str] = []
+        self.T: Tensor | None = None
+        self.root: Tensor | None = None
+        self.belief: SoftmaxBelief | None = None
+        self.foreseen: dict[float, float] = {}
+
+    @property
+    def prior_std(self) -> float | None:
+        """The prior's, chosen or given; None before the first image."""
+        return None if self.belief is None else self.belief.strength**-0.5
+
+    def set_classes(self, names: Sequence[str], T: Tensor) -> None:
+        """Names the classes, with their text weights (C, d); what is known about a name stays with it."""
+        if self.belief is not None:
+            row = {name: i for i, name in enumerate(self.names)}
+            self.belief = self.belief.chosen([row.get(name) for name in names])
+        self.names, self.T = list(names), T
+
+    def learn(self, views: Tensor, labels: Tensor, tell: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Updates the belief.
+
+        Args:
+            views: unit-length features (N, 1 + V, d), the centre crop first.
+            labels: (N,), numbers of `names`.
+            tell: called with passes done and to do.
+        """
+        if self.belief is None:
+            self.root = _root(views)
+            self.belief = SoftmaxBelief.prior(len(self.names), views, TYPICAL_STD**-2, self.config.gain_std)
+            std = self.config.prior_std or self._choose(views, labels, tell)
+            self.belief = replace(self.belief, strength=std**-2)
+        self.belief = self._updated(self.belief, views, labels)
+        tell(1, 1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The belief as named tensors."""
+        assert self.belief is not None
+        b = self.belief
+        numbers = {"strength": b.gain.new_tensor(b.strength), "gain": b.gain, "gain_precision": b.gain_precision}
+        return {"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature} | numbers
+
+    def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """Takes over what `state_dict` gave, about the classes of these names.
+
+        Raises:
+            ConfigError: a tensor is missing or has another shape.
+        """
+        C, d = len(names), state["mean"].shape[-1] if "mean" in state else 0
+        shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
+        for name, shape in (shapes | dict.fromkeys(("strength", "gain", "gain_precision"), ())).items():
+            if name not in state or state[name].shape != shape:
+                raise ConfigError(f"its class residuals lack the tensor {name!r}, or it has another shape")
+        self.names, self.root = list(names), state["root"]
+        self.belief = SoftmaxBelief(
+            state["mean"],
+            float(state["strength"]),
+            state["gram"],
+            state["curvature"],
+            state["gain"],
+            state["gain_precision"],
+        )
+
+    def logits(self, f: Tensor) -> Tensor:
+        """Logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
+        if self.belief is None:
+            return self._text(f)
+        return self.belief.logits(f @ self._root, self._text(f), self.scale)
+
+    def variance(self, f: Tensor) -> Tensor:
+        """Variance (N, C) of the logits under the belief."""
+        if self.belief is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        return self.belief.variance(f @ self._root, self._text(f), self.scale)
+
+    def weights(self) -> Tensor:
+        """The classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
+        assert self.T is not None
+        if self.belief is None:
+            return self.T
+        return self.belief.gain * self.T + self.belief.mean @ self._root.mT
+
+    @property
+    def _root(self) -> Tensor:
+        assert self.root is not None
+        return self.root
+
+    def _text(self, f: Tensor) -> Tensor:
+        assert self.T is not None
+        return self.scale * f @ self.T.mT
+
+    def _updated(
+        self,
+        prior: SoftmaxBelief,
+        views: Tensor,
+        labels: Tensor,
+        start: SoftmaxBelief | None = None,
+        tolerance: float = 1e-5,
+    ) -> SoftmaxBelief:
+        f = views.flatten(0, 1)
+        count = views.shape[1]
+        return softmax_update(
+            prior,
+            f @ self._root,
+            self._text(f),
+            labels.repeat_interleave(count),
+            self._share(views).repeat(len(views)),
+            self.scale,
+            self.alpha,
+            tolerance=tolerance,
+            start=start,
+        )
+
+    def _share(self, views: Tensor) -> Tensor:
+        """How much each view of an image counts, (1 + V,); together one."""
+        V = views.shape[1] - 1
+        if V == 0:
+            return views.new_ones(1)
+        centre = self.config.centre_weight
+        return torch.cat([views.new_tensor([centre]), views.new_full((V,), (1 - centre) / V)])
+
+    def _choose(self, views: Tensor, labels: Tensor, tell: Callable[[int, int], None]) -> float:
+        """The prior under which held-out training images are best foreseen, itself a little surprising if unusual."""
+        parts = _parts(labels, self.config.folds)
+        if not parts:
+            return TYPICAL_STD
+        starts: dict[int, SoftmaxBelief] = {}
+        scores: dict[int, float] = {}
+
+        def score(step: int) -> float:
+            if not -_REACH <= step <= _REACH:
+                return -math.inf
+            if step not in scores:
+                std = TYPICAL_STD * _STEP**step
+                foreseen = self._foresee(std, views, labels, parts, starts)
+                self.foreseen[std] = foreseen / sum(len(held) for _, held in parts)
+                scores[step] = foreseen - (step / _SPREAD) ** 2 / 2
+                tell(len(scores), len(scores) + 1)
+            return scores[step]
+
+        best = 0  # the score has one summit: climb it
+        for direction in (-1, 1):
+            while score(best + direction) > score(best):
+                best += direction
+        return TYPICAL_STD * _STEP**best
+
+    def _foresee(
+        self,
+        std: float,
+        views: Tensor,
+        labels: Tensor,
+        parts: list[tuple[Tensor, Tensor]],
+        starts: dict[int, SoftmaxBelief],
+    ) -> float:
+        """Log-probability of all held-out images, each foreseen by the belief from the others."""
+        assert self.belief is not None
+        prior = replace(self.belief, strength=std**-2)
+        total = 0.0
+        for number, (kept, held) in enumerate(parts):
+            # not quite to the mode: the ranking of priors settles long before the last digits do
+            belief = self._updated(prior, views[kept], labels[kept], starts.get(number), tolerance=1e-4)
+            starts[number] = belief
+            f = views[held].flatten(0, 1)
+            logits = belief.logits(f @ self._root, self._text(f), self.scale)
+            losses = F.cross_entropy(logits, labels[held].repeat_interleave(views.shape[1]), reduction="none")
+            total -= float((losses.view(len(held), -1) * self._share(views)).sum())
+        return total
+
+
+def _root(views: Tensor) -> Tensor:
+    """The symmetric square root of ``M`` (d, d) from the spread of each image's random crops (N, 1 + V, d)."""
+    crops = views[:, 1:]
+    d = views.shape[-1]
+    if crops.shape[1] < 2:
+        return torch.eye(d, dtype=views.dtype, device=views.device)
+    spread = (crops - crops.mean(dim=1, keepdim=True)).flatten(0, 1)
+    covariance = spread.double().mT @ spread.double() / len(spread)
+    floor = _FLOOR * torch.linalg.eigvalsh(covariance)[-1]
+    if floor <= 0:  # all crops of an image are the same
+        return torch.eye(d, dtype=views.dtype, device=views.device)
+    root = spectral(covariance, lambda values: (values + floor) ** -0.25).to(views)
+    return root / (views.flatten(0, 1) @ root).square().sum(dim=1).mean().sqrt()
+
+
+def _parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
+    """Which images to keep and which to hold out, part by part; classes with one image always keep it."""
+    seen: dict[int, int] = {}
+    position = []
+    for label in labels.tolist():
+        position.append(seen.get(label, 0))
+        seen[label] = position[-1] + 1
+    lone = torch.tensor([seen[label] < 2 for label in labels.tolist()])
+    part = torch.tensor(position) % min(folds, max(seen.values()))
+    parts: list[tuple[Tensor, Tensor]] = []
+    held_out = 0
+    for number in range(int(part.max()) + 1):
+        held = (part == number) & ~lone
+        if held.any() and held_out < _ENOUGH:
+            parts.append((torch.where(~held)[0], torch.where(held)[0]))
+            held_out += int(held.sum())
+    return parts
