@@ -29,6 +29,7 @@ class CLIPLoRAConfig:
         low_rank: where the parameters sit; its ``scale`` is alpha / sqrt(rank) with alpha 1, as in the published code.
         dropout: of the input of the low-rank maps, while training.
         iterations: steps per shot.
+        most_iterations: steps at most, however many shots; None: no limit, as published.
         batch_size: images per step.
         augment: random crops and flips, fresh in every epoch; otherwise centre crops, whose frozen part is kept.
         crop_scale: of the random crops.
@@ -38,6 +39,7 @@ class CLIPLoRAConfig:
     low_rank: LowRankConfig = field(default_factory=lambda: LowRankConfig(placement="towers", rank=2, scale=0.5**0.5))
     dropout: float = 0.25
     iterations: int = 500
+    most_iterations: int | None = None
     batch_size: int = 32
     augment: bool = True
     crop_scale: tuple[float, float] = (0.08, 1.0)
@@ -45,7 +47,9 @@ class CLIPLoRAConfig:
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
-        check_positive(iterations=self.iterations, batch_size=self.batch_size)
+        check_positive(
+            iterations=self.iterations, most_iterations=self.most_iterations or 1, batch_size=self.batch_size
+        )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), not {self.dropout}.")
 
@@ -93,6 +97,7 @@ class CLIPLoRA:
         hooks = self._drop(task.seed)
         try:
             steps = self.config.iterations * max(task.train.counts())
+            steps = min(steps, self.config.most_iterations or steps)
             train(list(self.encoder.parameters()), recipe, len(y), steps, loss, task.seed, progress)
         finally:
             for hook in hooks:

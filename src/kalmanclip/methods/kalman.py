@@ -397,7 +397,7 @@ class Kalman:
 
     @torch.no_grad()
     def class_weights(self) -> Tensor:
-        """The classifier (C, d) at the mean of the belief, on the CPU: logits are its products with features over tau."""
+        """The classifier (C, d) at the mean of the belief, on the CPU; see `ClassResiduals.weights`."""
         if not self.class_names:
             raise ConfigError("The classifier has no classes yet: call fit first.")
         if self.classes is not None:
