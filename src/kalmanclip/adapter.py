@@ -134,7 +134,8 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
     parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}, "classes": {}}
     for name, tensor in tensors.items():
         part, _, key = name.partition(".")
-        parts[part][key] = tensor.to(backbone.device)
+        # a copy: as read, tensors lie wherever the file has them, and products round by where their factors begin
+        parts[part][key] = tensor.to(backbone.device, copy=True)
     try:
         if "low_rank" in method.config.parameters:
             _restore_filter(method, parts, description)

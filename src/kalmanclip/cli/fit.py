@@ -145,23 +145,20 @@ def fit(
         "noise.beta": beta,
         "seed": seed,
     }
-    start = before and before["config"]
+    material = read_material(data)  # first: which options are the usual ones depends on it
+    captions = material.pairs is not None
+    if captions and template:
+        raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
+    start = before["config"] if before else to_dict(pair_config()) if captions else None
     learned = build_config({}, config, start, preset).parameters
     flags["prior_std" if "low_rank" in learned else "classes.prior_std"] = prior_std
     options = build_config(flags, config, start, preset)
     if before:
         resuming.require_same_options(before, options, model, template, shots)
         shots = before["notes"].get("shots")
-    material = read_material(data)
-    if material.pairs is not None:
-        if template:
-            raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
-        if not before:
-            flags["prior_std"], flags["classes.prior_std"] = prior_std, None
-            options = build_config(flags, config, to_dict(pair_config()), preset)
-            if "classes" in options.parameters:
-                raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
-    templates = template or (CAPTION_TEMPLATES if material.pairs is not None else material.templates)
+    elif captions and "classes" in options.parameters:
+        raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
+    templates = template or (CAPTION_TEMPLATES if captions else material.templates)
     if material.labelled is not None:
         images, seen = _choose(material, material.labelled, shots, options.seed, before)
     check_device(device)
@@ -182,7 +179,7 @@ def fit(
         if material.pairs is not None:  # only the model can say which captions it reads as the same
             labelled = learnable(material.pairs, clf.backbone, options.seed).train
             images, seen = _choose(material, labelled, shots, options.seed, before)
-        clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": material.pairs is not None}
+        clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": captions}
         clf.notes |= {"epochs": options.passes, "epochs_done": done}
         try:
             _learn(clf, images, output)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +30,7 @@ class SoftmaxBelief:
     """A Gaussian belief over the class weights ``Z`` (C, d) and the gain.
 
     The classes are independent and class c has the precision ``Lambda_c = strength I + curvature_c gram``: what all
-    images say about ``x x^T``, weighted by how undecided the class was about them. A class that has seen nothing has
-    ``curvature_c = 0``, the prior.
+    images say about ``x x^T``, weighted by how undecided the class was about them (0 before any image).
 
     Attributes:
         mean: of ``Z`` (C, d).
@@ -61,21 +61,31 @@ class SoftmaxBelief:
         return self.gain * offsets + scale * x @ self.mean.mT
 
     def variance(self, x: Tensor, offsets: Tensor, scale: float) -> Tensor:
-        """Variance (N, C) of the logits."""
-        values, Q = torch.linalg.eigh(self.gram.double())
+        """Variance (N, C) of the logits, up to what all classes of an image share: that moves no probability."""
+        values, Q = self._spectrum
         precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
         weights = scale**2 * (x.double() @ Q).square() @ precision.reciprocal().mT
-        total: Tensor = weights + offsets.double().square() / self.gain_precision.double()
+        centred = (offsets - offsets.mean(dim=1, keepdim=True)).double()
+        total: Tensor = weights + centred.square() / self.gain_precision.double()
         return total.to(x)
 
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (d,) and eigenvectors (d, d) of the gram matrix."""
+        values, Q = torch.linalg.eigh(self.gram.double())
+        return values, Q
+
     def chosen(self, rows: list[int | None]) -> SoftmaxBelief:
-        """The belief about other classes: row c is old class ``rows[c]``, or a new one with the prior if None."""
+        """The belief about other classes: row c is old class ``rows[c]``, or a new one if None.
+
+        A new class has no weights, but it is not free either: no image so far was one of it, which says as much as it
+        said to the others. It gets their mean curvature. With none, a few images of it would claim every image's
+        common direction for it, and it would swallow the classes that had to share that direction.
+        """
         old = torch.tensor([0 if row is None else row for row in rows], device=self.mean.device)
         known = torch.tensor([row is not None for row in rows], device=self.mean.device)
-        if not len(self.mean):
-            zero = self.mean.new_zeros
-            return replace(self, mean=zero(len(rows), self.mean.shape[1]), curvature=zero(len(rows)))
-        return replace(self, mean=self.mean[old] * known.unsqueeze(1), curvature=self.curvature[old] * known)
+        curvature = torch.where(known, self.curvature[old], self.curvature.mean())
+        return replace(self, mean=self.mean[old] * known.unsqueeze(1), curvature=curvature)
 
 
 def softmax_update(
@@ -92,7 +102,7 @@ def softmax_update(
 ) -> SoftmaxBelief:
     """The belief after N weighted observations.
 
-    The passes are accelerated (Nesterov's momentum, dropped whenever it points uphill): the same fixed point, in tens
+    The passes are accelerated (Nesterov's momentum, dropped whenever it points downhill): the same fixed point, in tens
     instead of thousands of passes.
 
     Args:
@@ -170,7 +180,7 @@ def _mode(
         momentum = (t - 1) / following
         ahead_Z, ahead_gain = next_Z + momentum * (next_Z - Z), next_gain + momentum * (next_gain - gain)
         Z, gain, t = next_Z, next_gain, following
-        if expected < least:
+        if expected <= least:
             break
     return replace(prior, mean=Z, gain=gain)
 
@@ -181,9 +191,12 @@ def _posterior(
     """Mean and gain of the mode, with the information of the images at it: each class by its own mean curvature."""
     w = weights.unsqueeze(1)
     gram = scale**2 * x.mT @ (w * x)
-    curvature = (w * p * (1 - p)).sum(dim=0) / weights.sum()
+    tiny = torch.finfo(x.dtype).tiny  # all weights, or all features, may be zero
+    size = w * x.square().sum(dim=1, keepdim=True)
+    curvature = (size * p * (1 - p)).sum(dim=0) / size.sum().clamp_min(tiny)
     seen, new = prior.gram.trace(), gram.trace()
-    total = (prior.curvature * seen + curvature * new) / (seen + new)  # so that no class's trace is lost or invented
+    # so that no class's trace is lost or invented
+    total = (prior.curvature * seen + curvature * new) / (seen + new).clamp_min(tiny)
     spread = (p * offsets.square()).sum(dim=1) - (p * offsets).sum(dim=1).square()
     return replace(
         mode,

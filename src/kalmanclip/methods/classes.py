@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.linalg import spectral
+from kalmanclip.filtering.linalg import check_finite, spectral
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
 
 TYPICAL_STD = 50**-0.5
@@ -112,17 +112,20 @@ class ClassResiduals:
         """
         if self.belief is None:
             self.root = _root(views)
-            self.belief = SoftmaxBelief.prior(len(self.names), views, TYPICAL_STD**-2, self.config.gain_std)
-            std = self.config.prior_std or self._choose(views, labels, tell)
-            self.belief = replace(self.belief, strength=std**-2)
-        self.belief = self._updated(self.belief, views, labels)
+            prior = SoftmaxBelief.prior(len(self.names), views, TYPICAL_STD**-2, self.config.gain_std)
+            std = self.config.prior_std or self._choose(prior, views, labels, tell)
+            prior = replace(prior, strength=std**-2)
+        else:
+            prior = self.belief
+        self.belief = self._updated(prior, views, labels)
         tell(1, 1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The belief as named tensors."""
         assert self.belief is not None
         b = self.belief
-        numbers = {"strength": b.gain.new_tensor(b.strength), "gain": b.gain, "gain_precision": b.gain_precision}
+        strength = torch.tensor(b.strength, dtype=torch.float64)  # a Python number: read back to the last digit
+        numbers = {"strength": strength, "gain": b.gain, "gain_precision": b.gain_precision}
         return {"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature} | numbers
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
@@ -131,7 +134,7 @@ class ClassResiduals:
         Raises:
             ConfigError: a tensor is missing or has another shape.
         """
-        C, d = len(names), state["mean"].shape[-1] if "mean" in state else 0
+        C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
         for name, shape in (shapes | dict.fromkeys(("strength", "gain", "gain_precision"), ())).items():
             if name not in state or state[name].shape != shape:
@@ -204,7 +207,7 @@ class ClassResiduals:
         centre = self.config.centre_weight
         return torch.cat([views.new_tensor([centre]), views.new_full((V,), (1 - centre) / V)])
 
-    def _choose(self, views: Tensor, labels: Tensor, tell: Callable[[int, int], None]) -> float:
+    def _choose(self, prior: SoftmaxBelief, views: Tensor, labels: Tensor, tell: Callable[[int, int], None]) -> float:
         """The prior under which held-out training images are best foreseen, itself a little surprising if unusual."""
         parts = _parts(labels, self.config.folds)
         if not parts:
@@ -217,7 +220,7 @@ class ClassResiduals:
                 return -math.inf
             if step not in scores:
                 std = TYPICAL_STD * _STEP**step
-                foreseen = self._foresee(std, views, labels, parts, starts)
+                foreseen = self._foresee(replace(prior, strength=std**-2), views, labels, parts, starts)
                 self.foreseen[std] = foreseen / sum(len(held) for _, held in parts)
                 scores[step] = foreseen - (step / _SPREAD) ** 2 / 2
                 tell(len(scores), len(scores) + 1)
@@ -231,15 +234,13 @@ class ClassResiduals:
 
     def _foresee(
         self,
-        std: float,
+        prior: SoftmaxBelief,
         views: Tensor,
         labels: Tensor,
         parts: list[tuple[Tensor, Tensor]],
         starts: dict[int, SoftmaxBelief],
     ) -> float:
         """Log-probability of all held-out images, each foreseen by the belief from the others."""
-        assert self.belief is not None
-        prior = replace(self.belief, strength=std**-2)
         total = 0.0
         for number, (kept, held) in enumerate(parts):
             # not quite to the mode: the ranking of priors settles long before the last digits do
@@ -259,11 +260,11 @@ def _root(views: Tensor) -> Tensor:
     if crops.shape[1] < 2:
         return torch.eye(d, dtype=views.dtype, device=views.device)
     spread = (crops - crops.mean(dim=1, keepdim=True)).flatten(0, 1)
-    covariance = spread.double().mT @ spread.double() / len(spread)
-    floor = _FLOOR * torch.linalg.eigvalsh(covariance)[-1]
-    if floor <= 0:  # all crops of an image are the same
+    covariance = check_finite(spread.double().mT @ spread.double() / len(spread), "the spread of the crops")
+    largest = torch.linalg.eigvalsh(covariance)[-1]
+    if largest <= (100 * torch.finfo(views.dtype).eps) ** 2:  # all crops of an image are the same, but for rounding
         return torch.eye(d, dtype=views.dtype, device=views.device)
-    root = spectral(covariance, lambda values: (values + floor) ** -0.25).to(views)
+    root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** -0.25).to(views)
     return root / (views.flatten(0, 1) @ root).square().sum(dim=1).mean().sqrt()
 
 

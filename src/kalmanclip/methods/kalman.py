@@ -258,7 +258,6 @@ class Kalman:
         if isinstance(material, ActivationStore):
             records = self._filter(material, images.labels, epochs, progress, after_epoch)
         if self.classes is not None:
-            self._tell_classes()  # the filter may have moved the texts
             views = self._views(images.sources, progress) if isinstance(material, ActivationStore) else material
             labels = labels_of(images, views.device)
             self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total))
@@ -307,6 +306,7 @@ class Kalman:
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
                     "Try a smaller prior_std, or another observation."
                 )
+            self._tell_classes()  # the pass has moved the texts
             if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
         return records
@@ -417,7 +417,7 @@ class Kalman:
 
     def _linearised(self, activations: Activations) -> tuple[Tensor, Tensor]:
         """Mean and variance (N, C) of the logits."""
-        if self.classes is None:
+        if self.classes is None or self.classes.belief is None:  # not among the parameters, or not their turn yet
             return self._linearised_low_rank(activations)
         with torch.no_grad():
             f = self.encoder.encode_images(activations)

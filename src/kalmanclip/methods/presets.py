@@ -56,7 +56,7 @@ def preset(name: str) -> KalmanConfig:
     Raises:
         ConfigError: there is no such preset; the message lists them.
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:  # a file may hold anything
         raise ConfigError(f"Unknown preset {name!r}. There are: {', '.join(PRESETS)}.")
     return PRESETS[name]
 

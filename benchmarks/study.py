@@ -1,0 +1,128 @@
+"""What does each part of the default bring? Configurations ranked by what the training images alone say.
+
+    python -m benchmarks.study ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 [--shots 4] [--seeds 1]
+
+*Foreseen* is the mean log-probability of shots that were held out in turn and predicted from the others: it uses the
+training shots only and is what configurations are ranked by. Accuracy and NLL are measured on training images outside
+the shots, as a check that the ranking means something. No test image is opened.
+"""
+
+import argparse
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.development import development, scores
+from kalmanclip.data import FewShotTask
+from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
+from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, classes, preset
+
+PLAIN = "prior the same in all directions"
+
+
+def configurations() -> dict[str, KalmanConfig]:
+    default, head, towers = preset("default"), preset("head"), preset("paper")
+
+    def residuals(**options: object) -> KalmanConfig:
+        return dataclasses.replace(default, classes=dataclasses.replace(ClassConfig(), **options))  # type: ignore[arg-type]
+
+    def alpha(value: float) -> KalmanConfig:
+        return dataclasses.replace(default, filter=dataclasses.replace(default.filter, alpha=value))
+
+    return {
+        "default": default,
+        "no crops": residuals(views=0),
+        "crops count as much as the centre": residuals(centre_weight=1 / 6),
+        "small crops too (area 0.08 to 1)": residuals(crop_scale=(0.08, 1.0)),
+        "ten crops": residuals(views=10),
+        PLAIN: default,
+        "text's share fixed": residuals(gain_std=1e-3),
+        "prior std 0.05": residuals(prior_std=0.05),
+        "prior std 0.14": residuals(prior_std=0.14),
+        "prior std 0.5": residuals(prior_std=0.5),
+        "alpha 0": alpha(0.0),
+        "alpha 1": alpha(1.0),
+        "low-rank head": head,
+        "low-rank towers": towers,
+        "low-rank head, then residuals": dataclasses.replace(head, parameters=("low_rank", "classes")),
+        "low-rank towers, then residuals": dataclasses.replace(towers, parameters=("low_rank", "classes")),
+        "low-rank towers, matched pairs": preset("paper-literal"),
+    }
+
+
+@contextmanager
+def without_metric() -> Iterator[None]:
+    def identity(views: Tensor) -> Tensor:
+        return torch.eye(views.shape[-1], dtype=views.dtype, device=views.device)
+
+    with patch.object(classes, "_root", identity):
+        yield
+
+
+def fitted(backbone: Backbone, config: KalmanConfig, task: FewShotTask) -> Kalman:
+    method = Kalman(backbone, dataclasses.replace(config, seed=task.seed))
+    method.fit(task)
+    return method
+
+
+def foreseen(backbone: Backbone, config: KalmanConfig, task: FewShotTask, folds: int) -> float:
+    """Mean log-probability of the training images, each predicted from the other folds."""
+    seen: dict[int, int] = {}
+    fold = []
+    for label in task.train.labels:
+        fold.append(seen.get(label, 0) % folds)
+        seen[label] = seen.get(label, 0) + 1
+    total = 0.0
+    for number in range(folds):
+        kept = task.train.subset(i for i, own in enumerate(fold) if own != number)
+        held = task.train.subset(i for i, own in enumerate(fold) if own == number)
+        _, loss = scores(fitted(backbone, config, dataclasses.replace(task, train=kept)), held)
+        total -= loss * len(held)
+    return total / len(task.train)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--shots", type=int, default=4)
+    parser.add_argument("--folds", type=int, default=2)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", help="these rows")
+    options = parser.parse_args(arguments)
+    backbone = load_backbone(options.model)
+    chosen = {name: c for name, c in configurations().items() if not options.only or name in options.only}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = dataclasses.replace(backbone, cache=FeatureCache(Path(folder)))
+        for name, config in track(chosen.items(), "configurations", transient=True):
+            numbers = []
+            with without_metric() if name == PLAIN else patch.object(classes, "_root", classes._root):
+                for place in options.folders:
+                    for seed in options.seeds:
+                        task, rest = development(place, options.shots, seed)
+                        before = foreseen(backbone, config, task, options.folds)
+                        numbers.append((before, *scores(fitted(backbone, config, task), rest)))
+            rows.append((name, torch.tensor(numbers).view(len(options.folders), len(options.seeds), 3).mean(dim=1)))
+    table = Table(
+        title=f"{options.model}, {options.shots} shots, seeds {options.seeds}: foreseen / accuracy in % / NLL"
+    )
+    for column in ("configuration", *(place.name for place in options.folders), "mean"):
+        table.add_column(column, justify="left" if column == "configuration" else "right")
+    for name, cells in sorted(rows, key=lambda row: -row[1][:, 0].mean().item()):
+        texts = ["{:.3f} / {:.1f} / {:.3f}".format(*cell) for cell in (*cells.tolist(), cells.mean(dim=0).tolist())]
+        table.add_row(name, *texts)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

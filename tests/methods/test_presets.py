@@ -1,0 +1,149 @@
+"""Presets: every one works, options go on top of it, and options for nothing are refused."""
+
+import dataclasses
+
+import pytest
+
+from kalmanclip import KalmanCLIP
+from kalmanclip.config import from_dict, to_dict
+from kalmanclip.encoders import LowRankConfig
+from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.run import method_options
+from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, with_preset
+
+LOW_RANK = ["head", "paper", "paper-literal"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds(tiny, name):
+    config = preset(name)
+    method = Kalman(tiny, config)
+    assert (method.classes is not None) == ("classes" in config.parameters)
+    assert method.needs == ("towers" if name.startswith("paper") else "features")
+    assert from_dict(KalmanConfig, to_dict(config)) == config
+    assert KalmanCLIP(tiny, preset=name).config == config
+
+
+def test_which_presets_learn_what():
+    assert preset("default") == KalmanConfig()
+    assert preset("default").parameters == ("classes",)
+    assert [name for name, config in PRESETS.items() if "low_rank" in config.parameters] == LOW_RANK
+
+
+def test_the_head_is_the_default_of_the_low_rank_parameters():
+    assert preset("head") == dataclasses.replace(KalmanConfig(), parameters=("low_rank",))
+    assert preset("head").low_rank == LowRankConfig()
+    assert preset("head").low_rank.placement == "head"
+
+
+def test_the_papers_are_inside_the_towers():
+    for name in ("paper", "paper-literal"):
+        assert preset(name).low_rank.placement == "towers"
+    assert preset("paper-literal").observation == "cosine"
+    assert preset("paper").observation == "contrastive"
+
+
+@pytest.mark.parametrize("name", ["papr", "", "Default"])
+def test_an_unknown_preset_names_the_known_ones(tiny, name):
+    for use in (preset, lambda name: with_preset({"preset": name}), lambda name: KalmanCLIP(tiny, preset=name)):
+        with pytest.raises(ConfigError) as error:
+            use(name)
+        assert repr(name) in str(error.value)
+        assert all(known in str(error.value) for known in PRESETS)
+
+
+@pytest.mark.parametrize("name", [["head"], None, 3])
+def test_a_preset_that_is_no_name(name):
+    with pytest.raises(ConfigError, match="Unknown preset"):
+        with_preset({"preset": name})
+
+
+def test_options_go_on_top_of_a_preset():
+    values = with_preset({"preset": "paper", "epochs": 7, "low_rank": {"rank": 2}})
+    assert "preset" not in values
+    config = from_dict(KalmanConfig, values)
+    rank_two = dataclasses.replace(preset("paper").low_rank, rank=2)
+    assert config == dataclasses.replace(preset("paper"), epochs=7, low_rank=rank_two)
+    assert preset("paper").low_rank.rank == 4  # it stays what it is
+    assert with_preset({}) == to_dict(KalmanConfig())
+
+
+def test_what_is_given_is_not_changed():
+    changed = {"preset": "head", "filter": {"alpha": 0.5}}
+    with_preset(changed)
+    assert changed == {"preset": "head", "filter": {"alpha": 0.5}}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_run_can_name_a_preset(name):
+    values = method_options("kalman", {"preset": name}, seed=3)
+    assert from_dict(KalmanConfig, values) == dataclasses.replace(preset(name), seed=3)
+    assert method_options("kalman", {"preset": name, "seed": 5}, seed=3)["seed"] == 5
+
+
+def test_a_run_with_a_preset_is_the_run_with_its_options():
+    assert method_options("kalman", {"preset": "default"}, 1) == method_options("kalman", {}, 1)
+    assert method_options("kalman", {"preset": "head"}, 1) == method_options("kalman", {"parameters": ["low_rank"]}, 1)
+
+
+def test_other_methods_have_no_presets():
+    with pytest.raises(ConfigError, match="Unknown option 'preset'"):
+        method_options("gda", {"preset": "head"}, 1)
+
+
+IDLE = {
+    "low_rank": {"rank": 2},
+    "observation": "cosine",
+    "observation_options": {"top": 3},
+    "belief": "dense",
+    "belief_options": {"update": "covariance"},
+    "noise": {"beta": 0.9},
+    "prior_std": 0.1,
+    "prior_variance": 0.1,
+    "epochs": 3,
+    "batch_size": 3,
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_options_about_low_rank_parameters_need_some(name):
+    with pytest.raises(ConfigError) as error:
+        method_options("kalman", {name: IDLE[name]}, 1)
+    assert f"option {name} is about low-rank parameters" in str(error.value)
+    assert ", ".join(LOW_RANK) in str(error.value)
+    method_options("kalman", {"preset": "head", name: IDLE[name]}, 1)
+    method_options("kalman", {"parameters": ["low_rank", "classes"], name: IDLE[name]}, 1)
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_options_about_classes_need_them(name):
+    with pytest.raises(ConfigError, match="classes is about class residuals"):
+        method_options("kalman", {"preset": name, "classes": {"views": 0}}, 1)
+    assert method_options("kalman", {"classes": {"views": 0}}, 1)["classes"]["views"] == 0
+
+
+def test_options_that_are_never_idle():
+    for name in PRESETS:
+        refuse_idle(["seed", "filter", "filter.alpha", "parameters"], preset(name))
+
+
+def test_of_a_dotted_name_the_first_part_counts():
+    with pytest.raises(ConfigError, match=r"option noise\.beta is about low-rank"):
+        refuse_idle(["seed", "noise.beta"], preset("default"))
+    with pytest.raises(ConfigError, match=r"option classes\.views is about class residuals"):
+        refuse_idle(["classes.views"], preset("paper"))
+    refuse_idle(["noise.beta", "classes.views"], KalmanConfig(parameters=("low_rank", "classes")))
+
+
+def test_every_option_is_about_something():
+    """A new option must say whether it is idle without low-rank parameters."""
+    names = {field.name for field in dataclasses.fields(KalmanConfig)}
+    assert names == {*IDLE, "parameters", "classes", "filter", "seed"}
+
+
+def test_the_estimator_refuses_idle_options(tiny):
+    with pytest.raises(ConfigError, match="epochs is about low-rank parameters"):
+        KalmanCLIP(tiny, epochs=3)
+    assert KalmanCLIP(tiny, preset="head", epochs=3).config.epochs == 3
+    with pytest.raises(ConfigError, match="Known options"):
+        KalmanCLIP(tiny, epoch=3)
