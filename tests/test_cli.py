@@ -52,12 +52,23 @@ def photos(tmp_path_factory):
     return folder
 
 
+HEAD = ("--preset", "head", "--epochs", 1)
+QUICK = {"default": ("--views", 2), "head": ("--preset", "head", "--epochs", 2)}
+every_preset = pytest.mark.parametrize("preset", list(QUICK))
+
+
 @pytest.fixture(scope="module")
-def adapter(photos, tmp_path_factory):
-    """A finished adapter; tests must not change it."""
-    folder = tmp_path_factory.mktemp("fitted") / "shapes.adapter"
-    call("fit", photos, "-o", folder, "--epochs", 2)
-    return folder
+def adapters(photos, tmp_path_factory):
+    """A finished adapter of each; tests must not change them."""
+    folder = tmp_path_factory.mktemp("fitted")
+    for preset, options in QUICK.items():
+        call("fit", photos, "-o", folder / f"{preset}.adapter", *options)
+    return {preset: folder / f"{preset}.adapter" for preset in QUICK}
+
+
+@pytest.fixture(scope="module")
+def adapter(adapters):
+    return adapters["default"]
 
 
 def description(folder):
@@ -102,26 +113,53 @@ def test_help_waits_for_nothing_heavy():
 # --- fit
 
 
-def test_fit_summarises_and_says_what_next(photos, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "says"), [((), r"prior std +0\.\d\d of a similarity \(chosen among"), (HEAD, r"steps +1, of which 0")]
+)
+def test_fit_summarises_and_says_what_next(photos, tmp_path, options, says):
     out = tmp_path / "with space.adapter"
-    text = call("fit", photos, "-o", out, "--epochs", 1, "--shots", 2).stdout
+    text = call("fit", photos, "-o", out, "--shots", 2, *options).stdout
+    assert re.search(says, text)
     assert "3 (circle, square, triangle)" in text
     assert re.search(r"images +6", text)
     assert f"kalmanclip predict '{out}'" in text
 
 
-def test_options_left_out_are_the_dataclasses_own(photos, adapter):
+def test_options_left_out_are_the_dataclasses_own(adapters):
     from kalmanclip.config import from_dict
-    from kalmanclip.methods import KalmanConfig
+    from kalmanclip.methods import ClassConfig, KalmanConfig
 
-    assert from_dict(KalmanConfig, description(adapter)["config"]) == KalmanConfig(epochs=2)
+    found = {name: from_dict(KalmanConfig, description(folder)["config"]) for name, folder in adapters.items()}
+    assert found["default"] == KalmanConfig(classes=ClassConfig(views=2))
+    assert found["head"] == KalmanConfig(parameters=("low_rank",), epochs=2)
+
+
+@pytest.mark.parametrize("how", ["flag", "file"])
+def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, how):
+    options = tmp_path / "options.json"
+    options.write_text('{"low_rank": {"rank": 2}}' if how == "flag" else '{"preset": "paper", "low_rank": {"rank": 2}}')
+    flags = ("--preset", "paper") if how == "flag" else ()
+    call("fit", photos, "-o", tmp_path / "a", "--config", options, *flags, "--epochs", 1, "--prior-std", 0.2)
+    config = description(tmp_path / "a")["config"]
+    assert (config["parameters"], config["observation"], config["epochs"]) == (["low_rank"], "contrastive", 1)
+    assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
+
+
+def test_prior_std_is_about_what_is_learned(photos, tmp_path):
+    call("fit", photos, "-o", tmp_path / "a", "--prior-std", 0.2, "--views", 0)
+    config = description(tmp_path / "a")["config"]
+    assert (config["classes"]["prior_std"], config["classes"]["views"], config["prior_std"]) == (0.2, 0, 0.3)
+    assert float(tensors(tmp_path / "a")["classes.strength"]) == pytest.approx(25)
+    call("fit", photos, "-o", tmp_path / "b", *HEAD, "--prior-std", 0.2)
+    config = description(tmp_path / "b")["config"]
+    assert (config["prior_std"], config["classes"]["prior_std"]) == (0.2, None)
 
 
 def test_flags_win_over_the_file_and_leave_the_rest_of_a_group_alone(photos, tmp_path):
     from kalmanclip.methods import KalmanConfig
 
     options = tmp_path / "options.json"
-    options.write_text('{"epochs": 7, "noise": {"beta": 0.5}, "low_rank": {"scale": 2.0}}')
+    options.write_text('{"preset": "head", "epochs": 7, "noise": {"beta": 0.5}, "low_rank": {"scale": 2.0}}')
     out = tmp_path / "a"
     call("fit", photos, "-o", out, "--config", options, "--epochs", 1, "--rank", 2, "--alpha", 0)
     config, default = description(out)["config"], KalmanConfig()
@@ -132,19 +170,19 @@ def test_flags_win_over_the_file_and_leave_the_rest_of_a_group_alone(photos, tmp
 
 
 def test_templates_and_model_are_taken(photos, tmp_path):
-    call("fit", photos, "-o", tmp_path / "a", "--epochs", 1, "--template", "a {}.", "--template", "the {}!")
+    call("fit", photos, "-o", tmp_path / "a", "--views", 0, "--template", "a {}.", "--template", "the {}!")
     assert description(tmp_path / "a")["templates"] == ["a {}.", "the {}!"]
     assert description(tmp_path / "a")["backbone"]["name"] == "tiny"
 
 
 def test_an_adapter_is_not_overwritten_without_force(photos, tmp_path):
     out = tmp_path / "a"
-    call("fit", photos, "-o", out, "--epochs", 1)
+    call("fit", photos, "-o", out, "--views", 0)
     before = description(out)
-    assert "--force" in call("fit", photos, "-o", out, "--epochs", 1, "--seed", 1, code=5).stderr
+    assert "--force" in call("fit", photos, "-o", out, "--views", 0, "--seed", 1, code=5).stderr
     assert description(out) == before
     (out / "adapter.json").write_text("damaged")
-    call("fit", photos, "-o", out, "--epochs", 1, "--seed", 1, "--force")
+    call("fit", photos, "-o", out, "--views", 0, "--seed", 1, "--force")
     assert description(out)["config"]["seed"] == 1
 
 
@@ -189,8 +227,11 @@ def stop_after(passes, monkeypatch):
     monkeypatch.setattr(KalmanCLIP, "save", save_and_stop)
 
 
-def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch):
-    options = ("--epochs", 4, "--shots", 2, "--seed", 5, "--template", "a {}.", "--batch-size", 4)
+@pytest.mark.parametrize("parameters", [["low_rank"], ["low_rank", "classes"]], ids="+".join)
+def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch, parameters):
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"parameters": parameters}))
+    options = ("--epochs", 4, "--shots", 2, "--seed", 5, "--template", "a {}.", "--batch-size", 4, "--config", file)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("fit", photos, "-o", whole, *options)
     with monkeypatch.context() as patch:
@@ -200,6 +241,8 @@ def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, mo
     assert f"kalmanclip fit {photos} -o {broken} --resume" in stopped.stderr
     assert "--resume" in call("fit", photos, "-o", broken, code=5).stderr  # neither lost nor taken for finished
     assert "interrupted" in call("info", broken).stdout
+    rows = json.loads(call("predict", broken, photos, "--uncertainty", "--json").stdout)  # what there is can be used
+    assert all(row["logit_std"] > 0 for row in rows)
     call("fit", photos, "-o", broken, "--resume")  # just as the message said: options are remembered
     assert same_tensors(whole, broken)
     assert description(whole) == description(broken)
@@ -210,7 +253,7 @@ def test_resuming_something_else_is_refused(photos, tmp_path, monkeypatch):
     out = tmp_path / "a"
     with monkeypatch.context() as patch:
         stop_after(1, patch)
-        call("fit", photos, "-o", out, "--epochs", 3, "--shots", 2, code=130)
+        call("fit", photos, "-o", out, "--preset", "head", "--epochs", 3, "--shots", 2, code=130)
     changed = [("--epochs", 5), ("--beta", 0.5), ("--model", "x:y"), ("--template", "a {}."), ("--shots", 3)]
     for option in changed:
         message = call("fit", photos, "-o", out, "--resume", *option, code=2).stderr
@@ -227,7 +270,10 @@ def test_resuming_something_else_is_refused(photos, tmp_path, monkeypatch):
     for number in range(3):
         draw_shape(other / "triangle" / f"{number}.jpg", 3, number)
     assert "images" in call("fit", other, "-o", out, "--resume", code=3).stderr
-    call("fit", photos, "-o", out, "--resume", "--epochs", 3, "--shots", 2)  # the same options may be repeated
+    for preset, differs in (("default", "parameters"), ("paper", "low_rank.placement")):
+        assert f"({differs} was" in call("fit", photos, "-o", out, "--resume", "--preset", preset, code=2).stderr
+    # the same options may be repeated
+    call("fit", photos, "-o", out, "--resume", "--preset", "head", "--epochs", 3, "--shots", 2)
 
 
 def test_ctrl_c_in_the_first_pass_says_that_nothing_was_saved(photos, tmp_path, monkeypatch):
@@ -239,7 +285,7 @@ def test_ctrl_c_in_the_first_pass_says_that_nothing_was_saved(photos, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-LONG = ("--epochs", "40", "--seed", "2")
+LONG = ("--preset", "head", "--epochs", "40", "--seed", "2")
 
 
 @pytest.fixture(scope="module")
@@ -287,8 +333,9 @@ def test_json_is_one_array_and_nothing_else(photos, adapter):
         assert sum(choice["probability"] for choice in row["top"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_csv_parses_and_agrees_with_json(photos, adapter):
-    words = ("predict", adapter, photos, "--uncertainty")
+@every_preset
+def test_csv_parses_and_agrees_with_json(photos, adapters, preset):
+    words = ("predict", adapters[preset], photos, "--uncertainty")
     as_json = json.loads(call(*words, "--json").stdout)
     as_csv = list(csv.DictReader(io.StringIO(call(*words, "--csv").stdout)))
     assert [row["class"] for row in as_csv] == [row["class"] for row in as_json]
@@ -297,7 +344,9 @@ def test_csv_parses_and_agrees_with_json(photos, adapter):
     assert all(float(row["probability_2"]) <= float(row["probability"]) for row in as_csv)
 
 
-def test_uncertainty_adds_columns_and_leaves_the_probabilities(photos, adapter):
+@every_preset
+def test_uncertainty_adds_columns_and_leaves_the_probabilities(photos, adapters, preset):
+    adapter = adapters[preset]
     plain = json.loads(call("predict", adapter, photos, "--json").stdout)
     more = json.loads(call("predict", adapter, photos, "--json", "--uncertainty").stdout)
     assert [r["probability"] for r in more] == pytest.approx([r["probability"] for r in plain], abs=1e-4)
@@ -342,9 +391,11 @@ def test_evaluate_prints_accuracy_beside_zero_shot(photos, adapter):
     assert "zero-shot" in text
 
 
-def test_evaluate_agrees_with_the_estimator_and_draws(photos, adapter, tmp_path):
+@every_preset
+def test_evaluate_agrees_with_the_estimator_and_draws(photos, adapters, tmp_path, preset):
     from kalmanclip import KalmanCLIP
 
+    adapter = adapters[preset]
     picture = tmp_path / "confusion.png"
     result = json.loads(call("evaluate", adapter, photos, "--json", "-o", picture).stdout)
     clf = KalmanCLIP.load(adapter)
@@ -364,11 +415,13 @@ def test_evaluate_refuses_bad_pictures_before_the_work(photos, adapter, tmp_path
     call("evaluate", adapter, photos, "-o", tmp_path / "folder.png", code=2)
 
 
-def test_exported_models_load_as_the_message_says(photos, adapter, tmp_path):
+@every_preset
+def test_exported_models_load_as_the_message_says(photos, adapters, tmp_path, preset):
     import torch
 
     from kalmanclip import KalmanCLIP
 
+    adapter = adapters[preset]
     text = call("export", adapter, "-o", tmp_path / "clip").stdout
     code = "\n".join(line.strip() for line in text.splitlines() if "open_clip" in line and line.startswith("  "))
     found: dict = {}
@@ -376,19 +429,34 @@ def test_exported_models_load_as_the_message_says(photos, adapter, tmp_path):
     classes = json.loads((tmp_path / "clip" / "classes.json").read_text())
     prompts = [classes["templates"][0].replace("{}", name) for name in classes["class_names"]]
     file = photos / "circle" / "1.png"
+    expected = KalmanCLIP.load(adapter).predict_proba([file])
+    weight = torch.from_numpy(load_file(tmp_path / "clip" / "classifier.safetensors")["weight"])
     with torch.no_grad():
         image = found["model"].encode_image(found["preprocess"](Image.open(file)).unsqueeze(0), normalize=True)
+        scale = found["model"].logit_scale.exp()
+        p = (scale * image @ weight.mT).softmax(dim=1)
+        torch.testing.assert_close(p.numpy(), expected, atol=1e-4, rtol=1e-3)
         texts = found["model"].encode_text(found["tokenizer"](prompts), normalize=True)
-        p = (found["model"].logit_scale.exp() * image @ texts.mT).softmax(dim=1)
-    torch.testing.assert_close(p.numpy(), KalmanCLIP.load(adapter).predict_proba([file]), atol=1e-4, rtol=1e-3)
+        p = (scale * image @ texts.mT).softmax(dim=1)
+    # low-rank parameters are in the weights of both towers; class residuals are in the classifier alone
+    assert np.allclose(p.numpy(), expected, atol=1e-4, rtol=1e-3) == (preset == "head")
+    call("export", adapter, "-o", tmp_path / "clip")  # its own files may be replaced
 
 
-def test_info_describes_an_adapter_even_without_its_backbone(adapter, tmp_path):
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("default", r"about residuals of 3 classes in 512 dimensions"),
+        ("head", r"before it saw anything [\d.]+, now [\d.]+ on average"),
+    ],
+)
+def test_info_describes_an_adapter_even_without_its_backbone(adapters, tmp_path, preset, says):
+    adapter = adapters[preset]
     text = call("info", adapter).stdout
     assert "tiny" in text
     assert "circle, square, triangle" in text
     assert "noise.beta" in text
-    assert re.search(r"before it saw anything [\d.]+, now [\d.]+ on average", text)
+    assert re.search(says, text)
     moved = tmp_path / "moved"
     moved.mkdir()
     for file in adapter.iterdir():
@@ -409,7 +477,11 @@ def test_info_describes_the_installation():
     ("words", "code", "says"),
     [
         (["fit", "{photos}"], 2, "--output"),
-        (["fit", "{photos}", "-o", "{new}", "--epochs", "0"], 2, "epochs must be at least 1"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "x"], 2, "default, head, paper, paper-literal"),
+        (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "epochs is about low-rank parameters"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--views", "3"], 2, "is about class residuals"),
+        (["fit", "{photos}", "-o", "{new}", "--views", "-1"], 2, "views must be a whole number"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--epochs", "0"], 2, "epochs must be at least 1"),
         (["fit", "{photos}", "-o", "{new}", "--observation", "x"], 2, "cosine"),
         (["fit", "{photos}", "-o", "{new}", "--belief", "x"], 2, "diagonal"),
         (["fit", "{photos}", "-o", "{new}", "--placement", "x"], 2, "towers"),

@@ -51,7 +51,7 @@ def split_shapes(shapes, tmp_path_factory):
 def words(split_shapes, tmp_path_factory):
     """A comparison of twelve short runs, without its output."""
     config = tmp_path_factory.mktemp("config") / "short.json"
-    config.write_text(json.dumps({"kalman": {"epochs": 2}, "gda": {"views": 2}}))
+    config.write_text(json.dumps({"kalman": {"classes": {"views": 2}}, "gda": {"views": 2}}))
     methods = ["--methods", "zero_shot,gda", "--methods", "kalman"]
     return [
         "--data",

@@ -91,11 +91,23 @@ def test_another_observation_can_be_chosen(folder, tmp_path):
 
 
 def test_a_list_with_classes_is_about_classes(folder, tmp_path):
-    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--epochs", 1, "--shots", 2).stdout
+    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--views", 0, "--shots", 2).stdout
     about = description(tmp_path / "a")
     assert about["class_names"] == list(SHAPES)
-    assert about["config"]["observation"] == "bounded"
+    assert about["config"]["parameters"] == ["classes"]
     assert "kalmanclip evaluate" in text
+    call("fit", folder / "classes.csv", "-o", tmp_path / "b", "--preset", "head", "--epochs", 1, "--shots", 2)
+    assert description(tmp_path / "b")["config"]["observation"] == "bounded"
+
+
+def test_captions_have_no_residuals(folder, tmp_path):
+    for words in (["--preset", "default"], ["--views", 2]):
+        message = call("fit", folder / "pairs.csv", "-o", tmp_path / "a", *words, code=2).stderr
+        assert "residuals" in message
+    assert not (tmp_path / "a").exists()
+    call("fit", folder / "pairs.csv", "-o", tmp_path / "b", "--preset", "head", "--epochs", 1, "--prior-std", 0.2)
+    config = description(tmp_path / "b")["config"]
+    assert (config["observation"], config["prior_std"]) == ("bounded", 0.2)
 
 
 def test_resumed_is_the_same_as_uninterrupted(folder, adapter, tmp_path, monkeypatch):

@@ -1,25 +1,28 @@
-"""On real photographs: sixteen shots must beat zero-shot by half of what was measured.
+"""On real photographs: sixteen shots must beat zero-shot by a good part of what was measured.
 
-Measured by `python -m benchmarks.accuracy ../shared/data/eurosat ../shared/data/pets` (see docs/results.md): EuroSAT
-gains about 51 points, OxfordPets about 11.
+Measured by `kalmanclip compare` (see docs/results.md): the default gains about 55 points on EuroSAT, the preset `head` about 12
+on OxfordPets.
 """
 
 import pytest
 import torch
-from benchmarks.accuracy import TEMPLATES
+from benchmarks.development import TEMPLATES
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 
 
-@pytest.mark.parametrize(("name", "margin"), [("eurosat", 25.0), ("pets", 5.5)])
-def test_sixteen_shots_beat_zero_shot(tiny, shared_data, name, margin):
+@pytest.mark.parametrize(
+    ("name", "preset", "margin"),
+    [("eurosat", "default", 35.0), ("pets", "head", 5.5)],
+)
+def test_sixteen_shots_beat_zero_shot(tiny, shared_data, name, preset, margin):
     folder = shared_data / name
     train = read_folder(folder / "train")
     test = read_folder(folder / "test", train.class_names)
     test = test.subset([i for i in range(len(test)) if i % 3 == 0])  # ten per class are enough for a margin
     labels = torch.tensor(test.labels)
-    clf = KalmanCLIP(tiny, templates=[TEMPLATES[name]], seed=1).set_classes(train.class_names)
+    clf = KalmanCLIP(tiny, preset=preset, templates=[TEMPLATES[name]], seed=1).set_classes(train.class_names)
 
     def accuracy():
         return 100 * (clf.method.logits(test.sources).argmax(dim=1) == labels).float().mean().item()
@@ -29,3 +32,4 @@ def test_sixteen_shots_beat_zero_shot(tiny, shared_data, name, margin):
     tuned = accuracy()
     assert tuned > zero_shot + margin
     assert all(not step.skipped for step in clf.method.history)
+    assert bool(clf.method.history) == (preset == "head")

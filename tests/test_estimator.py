@@ -13,17 +13,51 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.data import read_folder
 from kalmanclip.encoders import LowRankConfig, load_backbone
 from kalmanclip.errors import AdapterError, ConfigError, DataError, ImageError
-from kalmanclip.methods import KalmanConfig
+from kalmanclip.methods import PRESETS, ClassConfig, KalmanConfig
 
-OPTIONS = {"epochs": 2, "batch_size": 4, "low_rank": LowRankConfig(rank=2)}
+OPTIONS = {"preset": "head", "epochs": 2, "batch_size": 4, "low_rank": LowRankConfig(rank=2)}
+CLASSES = {"classes": ClassConfig(views=2, prior_std=0.15)}  # given: the search for it takes most of a small fit
+KINDS = {"default": CLASSES, "head": OPTIONS, "both": {**OPTIONS, **CLASSES, "parameters": ("low_rank", "classes")}}
+"""What is learned: class residuals, low-rank parameters, or one after the other."""
+
+every_kind = pytest.mark.parametrize("kind", list(KINDS))
 
 
 @pytest.fixture(scope="module")
-def fitted(tiny, shapes):
-    return KalmanCLIP(tiny, **OPTIONS).fit(shapes)
+def fits(tiny, shapes):
+    """One finished fit of each kind; tests must not change them."""
+    return {kind: KalmanCLIP(tiny, **options).fit(shapes) for kind, options in KINDS.items()}
 
 
-def test_fit_from_a_folder_lists_and_arrays_is_the_same(tiny, shapes, fitted):
+@pytest.fixture(params=["default", "head"])
+def fitted(fits, request):
+    return fits[request.param]
+
+
+@pytest.fixture
+def options(fitted, fits):
+    """Those that `fitted` was made with."""
+    return next(KINDS[kind] for kind, clf in fits.items() if clf is fitted)
+
+
+def learned(clf):
+    """All that a fit has found, as named tensors."""
+    method = clf.method
+    found = {"theta": method.encoder.theta}
+    if method.filter is not None:
+        found |= {f"belief.{k}": v for k, v in method.filter.belief.state_dict().items()}
+        found |= {f"noise.{k}": v for k, v in method.filter.noise.state_dict().items()}
+    if method.classes is not None and method.classes.belief is not None:
+        found |= {f"classes.{k}": v for k, v in method.classes.state_dict().items()}
+    return found
+
+
+def same(one, other):
+    a, b = learned(one), learned(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_fit_from_a_folder_lists_and_arrays_is_the_same(tiny, shapes, fitted, options):
     images = read_folder(shapes)
     names = [images.class_names[i] for i in images.labels]
     pictures = [Image.open(p) for p in images.sources]
@@ -34,9 +68,9 @@ def test_fit_from_a_folder_lists_and_arrays_is_the_same(tiny, shapes, fitted):
         (pictures, names, None),
         (arrays, images.labels, images.class_names),
     ):
-        again = KalmanCLIP(tiny, **OPTIONS).fit(sources, labels, class_names)
+        again = KalmanCLIP(tiny, **options).fit(sources, labels, class_names)
         assert again.classes_ == ["circle", "square", "triangle"]
-        assert torch.equal(again.method.encoder.theta, fitted.method.encoder.theta)
+        assert same(again, fitted)
 
 
 def test_predict_and_score(fitted, shapes):
@@ -52,8 +86,9 @@ def test_predict_and_score(fitted, shapes):
     assert fitted.predict([]).shape == (0,)
 
 
-def test_before_fit_it_is_zero_shot(tiny, shapes):
-    clf = KalmanCLIP(tiny).set_classes(["circle", "square", "triangle"])
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_before_fit_it_is_zero_shot(tiny, shapes, preset):
+    clf = KalmanCLIP(tiny, preset=preset).set_classes(["circle", "square", "triangle"])
     image = tiny.preprocess(Image.open(shapes / "circle" / "0.png").convert("RGB"))
     with torch.no_grad():
         images = torch.nn.functional.normalize(tiny.model.encode_image(image[None]), dim=-1)
@@ -76,17 +111,56 @@ def test_save_load_continue_equals_an_uninterrupted_run(tiny, shapes, tmp_path):
         assert torch.equal(theirs, ours)
 
 
+@pytest.mark.parametrize("prior_std", [None, 0.17])
+@pytest.mark.parametrize("kind", ["default", "both"])
+def test_class_residuals_are_saved_to_the_last_digit(tiny, shapes, tmp_path, kind, prior_std):
+    """What comes after, uncertainty and more learning, is the same too."""
+    options = {**KINDS[kind], "classes": ClassConfig(views=2, prior_std=prior_std)}
+    whole = KalmanCLIP(tiny, **options).fit(shapes)
+    whole.save(tmp_path / "half")
+    resumed = KalmanCLIP.load(tmp_path / "half", tiny)
+    assert same(resumed, whole)
+    for clf in (whole, resumed):
+        clf.partial_fit([shapes / "circle" / "0.png", shapes / "square" / "1.png"], ["oval", "square"])
+    assert same(resumed, whole)
+    theirs, ours = (clf.predict_logits(shapes / "triangle") for clf in (whole, resumed))
+    assert torch.equal(theirs.mean, ours.mean)
+    assert torch.equal(theirs.std, ours.std)
+
+
+def test_a_fit_of_both_that_stops_after_a_pass_is_loaded_and_finished(tiny, shapes, fits, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def save_and_stop(passes):
+        clf.save(tmp_path / "half")
+        raise Stop
+
+    clf = KalmanCLIP(tiny, **KINDS["both"])
+    with pytest.raises(Stop):
+        clf.fit(shapes, after_epoch=save_and_stop)
+    assert clf.method.classes.belief is None  # their turn comes after the last pass
+    half = KalmanCLIP.load(tmp_path / "half", tiny)
+    assert half.method.filter.steps == 4
+    assert np.array_equal(half.predict_proba(shapes), clf.predict_proba(shapes))
+    assert torch.equal(half.predict_logits(shapes).std, clf.predict_logits(shapes).std)
+    half.partial_fit(shapes, epochs=1)
+    assert same(half, fits["both"])
+
+
 def test_two_passes_at_once_equal_two_in_turn(tiny, shapes):
     once = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 3}).fit(shapes)
     turns = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).fit(shapes).partial_fit(shapes).partial_fit(shapes)
     assert torch.equal(once.method.encoder.theta, turns.method.encoder.theta)
 
 
-def test_partial_fit_adds_classes(tiny, shapes, tmp_path):
+@every_kind
+def test_partial_fit_adds_classes(tiny, shapes, tmp_path, kind):
     images = read_folder(shapes)
     two = images.subset(range(10))
-    clf = KalmanCLIP(tiny, **OPTIONS).fit(two.sources, [images.class_names[i] for i in two.labels])
+    clf = KalmanCLIP(tiny, **KINDS[kind]).fit(two.sources, [images.class_names[i] for i in two.labels])
     assert clf.classes_ == ["circle", "square"]
+    triangles = images.sources[10:]
     (tmp_path / "new" / "triangle").mkdir(parents=True)
     (tmp_path / "new" / "square").mkdir()
     for c, i in (("triangle", 0), ("triangle", 1), ("square", 0)):
@@ -94,12 +168,43 @@ def test_partial_fit_adds_classes(tiny, shapes, tmp_path):
     clf.partial_fit(tmp_path / "new")
     assert clf.classes_ == ["circle", "square", "triangle"]
     assert clf.predict_proba(shapes).shape == (15, 3)
+    assert (clf.predict(triangles) == "triangle").all()
+    assert torch.isfinite(clf.predict_logits(shapes).std).all()
+    clf.save(tmp_path / "three")
+    again = KalmanCLIP.load(tmp_path / "three", tiny)
+    assert again.classes_ == clf.classes_
+    assert np.array_equal(again.predict_proba(shapes), clf.predict_proba(shapes))
+
+
+def test_residuals_stay_with_their_classes(fits, shapes, tiny):
+    """Other names, another order: a class that was learned keeps what was learned, another has its text alone."""
+    clf = KalmanCLIP(tiny, **KINDS["default"]).fit(shapes)
+    before, images = clf.method.logits(read_folder(shapes).sources), read_folder(shapes).sources
+    clf.set_classes(["triangle", "elephant", "circle"])
+    after = clf.method.logits(images)
+    assert torch.allclose(after[:, [0, 2]], before[:, [2, 0]], atol=1e-4)
+    untouched = KalmanCLIP(tiny).set_classes(["elephant"]).method.logits(images)
+    gain = clf.method.classes.belief.gain
+    assert torch.allclose(after[:, 1:2], gain * untouched, atol=1e-3)
+    std = clf.predict_logits(images).std
+    assert (std[:, 1] > std[:, 0]).all()  # of the elephant it has seen nothing
+
+
+@every_kind
+def test_other_names_may_be_given(tiny, shapes, tmp_path, kind):
+    clf = KalmanCLIP(tiny, **KINDS[kind]).fit(shapes).set_classes(["cat", "circle", "dog", "square"])
+    assert clf.predict_proba(shapes).shape == (15, 4)
+    assert clf.predict_logits(shapes).std.shape == (15, 4)
+    clf.save(tmp_path / "a")
+    again = KalmanCLIP.load(tmp_path / "a", tiny)
+    assert again.classes_ == ["cat", "circle", "dog", "square"]
+    assert np.array_equal(again.predict_proba(shapes), clf.predict_proba(shapes))
 
 
 @pytest.mark.parametrize("placement", ["head", "towers"])
 def test_merge_gives_the_same_logits(tiny, shapes, placement):
     config = LowRankConfig(placement=placement, rank=2, last_blocks=1 if placement == "towers" else None)
-    clf = KalmanCLIP(tiny, epochs=1, low_rank=config).fit(shapes)
+    clf = KalmanCLIP(tiny, preset="head", epochs=1, low_rank=config).fit(shapes)
     model = clf.merge()
     images = torch.stack([tiny.preprocess(Image.open(p).convert("RGB")) for p in read_folder(shapes).sources])
     tokens = tiny.tokenizer([f"a photo of a {c}." for c in clf.classes_])
@@ -108,8 +213,37 @@ def test_merge_gives_the_same_logits(tiny, shapes, placement):
     assert torch.allclose(merged, clf.method.logits(read_folder(shapes).sources), atol=1e-3)
 
 
-def test_export_is_read_by_open_clip_alone(fitted, shapes, tmp_path):
-    folder = fitted.export(tmp_path / "plain")
+def features_of(model, preprocess, files):
+    with torch.no_grad():
+        images = torch.stack([preprocess(Image.open(file).convert("RGB")) for file in files])
+        return torch.nn.functional.normalize(model.encode_image(images), dim=-1)
+
+
+@every_kind
+def test_export_is_read_by_open_clip_alone(fits, shapes, tmp_path, kind):
+    clf, files = fits[kind], read_folder(shapes).sources
+    folder = clf.export(tmp_path / "plain")
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    model.eval()
+    weight = load_file(folder / "classifier.safetensors")["weight"]
+    with torch.no_grad():
+        logits = model.logit_scale.exp() * features_of(model, preprocess, files) @ weight.T
+    assert torch.allclose(logits, clf.method.logits(files), atol=1e-3)
+    assert json.loads((folder / "classes.json").read_text())["class_names"] == clf.classes_
+
+
+@pytest.mark.parametrize("templates", [["a photo of a {}."], ["a {}.", "the {}!"]])
+@every_kind
+def test_class_weights_are_the_classifier(tiny, shapes, kind, templates):
+    clf = KalmanCLIP(tiny, **KINDS[kind], templates=templates).fit(shapes, shots=2)
+    files = read_folder(shapes).sources
+    features = features_of(clf.merge(), tiny.preprocess, files)
+    assert torch.allclose(tiny.logit_scale * features @ clf.class_weights().T, clf.method.logits(files), atol=1e-3)
+
+
+def test_low_rank_parameters_alone_are_exported_with_the_text_tower(fits, shapes, tmp_path):
+    clf = fits["head"]
+    folder = clf.export(tmp_path / "plain")
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
@@ -117,34 +251,38 @@ def test_export_is_read_by_open_clip_alone(fitted, shapes, tmp_path):
     with torch.no_grad():
         logits, _ = model.get_logits(
             preprocess(Image.open(path).convert("RGB"))[None],
-            tokenizer([f"a photo of a {c}." for c in fitted.classes_]),
+            tokenizer([f"a photo of a {c}." for c in clf.classes_]),
         )
-    assert np.allclose(logits.softmax(dim=-1).numpy(), fitted.predict_proba(path), atol=1e-4)
-    assert json.loads((folder / "classes.json").read_text())["class_names"] == fitted.classes_
+    assert np.allclose(logits.softmax(dim=-1).numpy(), clf.predict_proba(path), atol=1e-4)
     again = load_backbone(f"local-dir:{folder}")
-    zero_shot = KalmanCLIP(again).set_classes(fitted.classes_)
-    assert np.allclose(zero_shot.predict_proba(path), fitted.predict_proba(path), atol=1e-4)
+    zero_shot = KalmanCLIP(again).set_classes(clf.classes_)
+    assert np.allclose(zero_shot.predict_proba(path), clf.predict_proba(path), atol=1e-4)
 
 
-def test_the_adapter_round_trips(fitted, tiny, tmp_path, shapes):
+@every_kind
+def test_the_adapter_round_trips(fits, tmp_path, shapes, kind):
+    fitted = fits[kind]
     folder = fitted.save(tmp_path / "a" / "shapes.adapter")
     again = KalmanCLIP.load(folder)  # finds 'tiny' by itself
     assert again.config == fitted.config
     assert again.classes_ == fitted.classes_
-    assert np.array_equal(again.predict_proba(shapes), fitted.predict_proba(shapes))
+    files = read_folder(shapes).sources
+    assert torch.equal(again.method.logits(files), fitted.method.logits(files))
+    assert torch.equal(again.predict_logits(files).std, fitted.predict_logits(files).std)
+    assert torch.equal(again.class_weights(), fitted.class_weights())
     assert sorted(p.suffix for p in folder.iterdir()) == [".json", ".safetensors"]
 
 
-def test_saving_again_replaces_and_leaves_nothing_behind(fitted, tiny, shapes, tmp_path):
+def test_saving_again_replaces_and_leaves_nothing_behind(fitted, options, tiny, shapes, tmp_path):
     folder = fitted.save(tmp_path / "x")
-    KalmanCLIP(tiny, **{**OPTIONS, "seed": 5}).fit(shapes).save(folder)
+    KalmanCLIP(tiny, **{**options, "seed": 5}).fit(shapes).save(folder)
     assert len(list(folder.iterdir())) == 2
     assert KalmanCLIP.load(folder, tiny).config.seed == 5
 
 
-def test_an_interrupted_save_leaves_the_old_adapter(fitted, tiny, shapes, tmp_path, monkeypatch):
+def test_an_interrupted_save_leaves_the_old_adapter(fitted, options, tiny, shapes, tmp_path, monkeypatch):
     folder = fitted.save(tmp_path / "x")
-    other = KalmanCLIP(tiny, **{**OPTIONS, "seed": 5}).fit(shapes)
+    other = KalmanCLIP(tiny, **{**options, "seed": 5}).fit(shapes)
 
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
@@ -186,6 +324,7 @@ def damage(folder, how):
         ("json gone", "not an adapter folder"),
         ({"format": "other"}, "does not describe"),
         ({"version": 99}, "format version 99"),
+        ({"version": 1}, "format version 1; this kalmanclip reads version 2.*fit again"),
         ({"config": {"colour": 3}}, "Unknown option 'colour'"),
         ({"tensors": {"file": "../elsewhere.safetensors", "sha256": ""}}, "missing"),
         ({"backbone": {"name": "tiny", "hash": "0" * 64}}, "was made for backbone 'tiny'"),
@@ -204,10 +343,37 @@ def test_an_adapter_for_another_backbone(fitted, tmp_path):
         KalmanCLIP.load(folder, "tiny:random")
 
 
-def test_nothing_in_the_files_executes(fitted, tmp_path):
-    folder = fitted.save(tmp_path / "x")
+@pytest.mark.parametrize("change", [{"parameters": ["low_rank"]}, {"parameters": ["low_rank", "classes"]}])
+def test_tensors_of_other_parameters_than_described(fits, tiny, tmp_path, change):
+    folder = fits["default"].save(tmp_path / "x")
+    content = json.loads((folder / "adapter.json").read_text())
+    content["config"].update(change)
+    (folder / "adapter.json").write_text(json.dumps(content))
+    with pytest.raises(AdapterError, match="is damaged"):
+        KalmanCLIP.load(folder, tiny)
+
+
+@pytest.mark.parametrize("change", [{"class_names": ["circle", "square"]}, {"class_names": []}])
+def test_tensors_of_other_classes_than_described(fits, tiny, tmp_path, change):
+    folder = fits["default"].save(tmp_path / "x")
+    damage(folder, change)
+    with pytest.raises(AdapterError, match="is damaged"):
+        KalmanCLIP.load(folder, tiny)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("default", {"classes.mean", "classes.root", "classes.gram", "classes.gain"}),
+        ("head", {"belief.mean", "belief.s"}),
+        ("both", {"belief.mean", "belief.s", "classes.mean"}),
+    ],
+)
+def test_nothing_in_the_files_executes(fits, tmp_path, kind, names):
+    folder = fits[kind].save(tmp_path / "x")
     tensors = load_file(next(folder.glob("*.safetensors")))  # safetensors, not pickle
-    assert {"belief.mean", "belief.s"} <= set(tensors)
+    assert names <= set(tensors)
+    assert ("belief.mean" in tensors) == (kind != "default")
     json.loads((folder / "adapter.json").read_text())
 
 
@@ -237,13 +403,14 @@ def test_bad_calls(tiny, shapes):
         KalmanCLIP(tiny).predict(shapes)
 
 
-def test_an_unreadable_image_is_named(tiny, shapes, tmp_path):
+@every_kind
+def test_an_unreadable_image_is_named(tiny, shapes, tmp_path, kind):
     for c in ("a", "b"):
         (tmp_path / c).mkdir()
         Image.open(shapes / "circle" / "0.png").save(tmp_path / c / "0.png")
     (tmp_path / "b" / "broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
     with pytest.raises(ImageError, match=r"broken\.jpg"):
-        KalmanCLIP(tiny, **OPTIONS).fit(tmp_path)
+        KalmanCLIP(tiny, **KINDS[kind]).fit(tmp_path)
 
 
 def test_odd_images_give_the_result_of_their_plain_twin(fitted, shapes, tmp_path):
@@ -267,13 +434,30 @@ def test_config_and_single_options_combine(tiny):
     assert (clf.config.epochs, clf.config.seed) == (7, 4)
 
 
+def test_presets_and_single_options_combine(tiny):
+    assert KalmanCLIP(tiny).config == KalmanConfig()
+    clf = KalmanCLIP(tiny, preset="paper", epochs=7)
+    assert (clf.config.parameters, clf.config.observation, clf.config.epochs) == (("low_rank",), "contrastive", 7)
+    with pytest.raises(ConfigError, match=r"Unknown preset 'peper'.*paper"):
+        KalmanCLIP(tiny, preset="peper")
+
+
+def test_options_without_effect_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"epochs is about low-rank parameters.*head"):
+        KalmanCLIP(tiny, epochs=3)
+    with pytest.raises(ConfigError, match="classes is about class residuals"):
+        KalmanCLIP(tiny, preset="head", classes=ClassConfig())
+    assert KalmanCLIP(tiny, parameters=("low_rank",), epochs=3).config.epochs == 3
+
+
 def test_shots(tiny, shapes):
     clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes, shots=2)
     assert clf.method.filter.steps == 2 * 2  # six images in batches of four, twice
 
 
-def test_partial_fit_understands_other_spellings_lists_and_single_classes(tiny, shapes, tmp_path):
-    clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes)
+@every_kind
+def test_partial_fit_understands_other_spellings_lists_and_single_classes(tiny, shapes, tmp_path, kind):
+    clf = KalmanCLIP(tiny, **KINDS[kind]).fit(shapes)
     picture = Image.open(shapes / "circle" / "0.png")
     clf.partial_fit([picture, picture], ["Circle", "red_disc"])
     assert clf.classes_ == ["circle", "square", "triangle", "red disc"]
@@ -288,10 +472,12 @@ def test_partial_fit_understands_other_spellings_lists_and_single_classes(tiny, 
         clf.partial_fit([picture], [5])
 
 
-def test_partial_fit_without_fit_starts_from_the_prior(tiny, shapes):
-    online = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).partial_fit(shapes)
-    batch = KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}).fit(shapes)
-    assert torch.equal(online.method.encoder.theta, batch.method.encoder.theta)
+@every_kind
+def test_partial_fit_without_fit_starts_from_the_prior(tiny, shapes, kind):
+    once = {} if kind == "default" else {"epochs": 1}
+    online = KalmanCLIP(tiny, **KINDS[kind] | once).partial_fit(shapes)
+    batch = KalmanCLIP(tiny, **KINDS[kind] | once).fit(shapes)
+    assert same(online, batch)
 
 
 def test_one_image_is_not_taken_for_many(fitted, shapes):
@@ -305,8 +491,9 @@ def test_one_image_is_not_taken_for_many(fitted, shapes):
         fitted.predict(None)
 
 
-def test_a_failed_fit_leaves_everything_as_it_was(tiny, shapes, tmp_path):
-    clf = KalmanCLIP(tiny, **OPTIONS).fit(shapes)
+@every_kind
+def test_a_failed_fit_leaves_everything_as_it_was(tiny, shapes, tmp_path, kind):
+    clf = KalmanCLIP(tiny, **KINDS[kind]).fit(shapes)
     before = clf.predict_proba(shapes)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -329,14 +516,17 @@ def test_classes_that_the_model_cannot_tell_apart(tiny):
 
 def test_options_that_would_break_later_are_refused_now(tiny, shapes):
     for bad in ({"epochs": 1.5}, {"batch_size": 2.5}, {"seed": "x"}, {"low_rank": {"rank": 4}}):
-        with pytest.raises(ConfigError):
-            KalmanCLIP(tiny, **bad)
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            KalmanCLIP(tiny, preset="head", **bad)
+    with pytest.raises(ConfigError, match="classes must be"):
+        KalmanCLIP(tiny, classes={"views": 2})
     with pytest.raises(ConfigError, match="larger than the 512 dimensions"):
-        KalmanCLIP(tiny, low_rank=LowRankConfig(rank=513))
+        KalmanCLIP(tiny, preset="head", low_rank=LowRankConfig(rank=513))
     with pytest.raises(ConfigError, match="prior_std"):
         KalmanCLIP(tiny, **OPTIONS, prior_std=1e30).fit(shapes)
     with pytest.raises(ConfigError, match="GiB"):
-        KalmanCLIP(tiny, belief="dense").fit(shapes)
+        KalmanCLIP(tiny, preset="head", belief="dense").fit(shapes)
     with pytest.raises(ConfigError, match="at least 1"):
         KalmanCLIP(tiny).partial_fit(shapes, epochs=0)
     KalmanCLIP(tiny, **{**OPTIONS, "epochs": 1}, seed=10**14).fit(shapes)  # large, but fine
+    KalmanCLIP(tiny, **CLASSES, seed=10**14).fit(shapes)

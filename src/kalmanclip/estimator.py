@@ -45,7 +45,7 @@ class KalmanCLIP:
     Args:
         model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one.
         config: the options; None: those of ``preset``.
-        preset: 'default', or another name in `kalmanclip.methods.presets`, such as 'paper'.
+        preset: 'default' (also what None means), or another name in `kalmanclip.methods.presets`, such as 'paper'.
         templates: prompt templates with one ``{}`` for the class name; several are averaged.
         device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
         **options: single options of `KalmanConfig`, e.g. ``seed=1``.
@@ -56,13 +56,15 @@ class KalmanCLIP:
         model: str | Backbone = "tiny",
         config: KalmanConfig | None = None,
         *,
-        preset: str = "default",
+        preset: str | None = None,
         templates: Sequence[str] = DEFAULT_TEMPLATES,
         device: str | torch.device | None = None,
         **options: Any,
     ) -> None:
+        if config is not None and preset is not None:
+            raise ConfigError("Give either config or preset: each of them is a full set of options.")
         try:
-            self.config = dataclasses.replace(config or find_preset(preset), **options)
+            self.config = dataclasses.replace(config or find_preset(preset or "default"), **options)
         except TypeError as problem:
             known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
             raise ConfigError(f"{problem}. Known options: {known}.") from problem

@@ -63,8 +63,19 @@ def test_options_survive_json(method):
 
 
 def test_options_change_one_value_of_a_group_and_leave_the_others():
-    plain, changed = method_options("kalman", {}, 1), method_options("kalman", {"noise": {"beta": 0.9}}, 1)
-    assert changed["noise"] == plain["noise"] | {"beta": 0.9}
+    plain, changed = method_options("kalman", {}, 1), method_options("kalman", {"classes": {"views": 2}}, 1)
+    assert changed == plain | {"classes": plain["classes"] | {"views": 2}}
+    head = {"preset": "head"}
+    plain, changed = method_options("kalman", head, 1), method_options("kalman", head | {"noise": {"beta": 0.9}}, 1)
+    assert changed == plain | {"noise": plain["noise"] | {"beta": 0.9}}
+    assert "preset" not in plain  # a name may come to mean something else; what it stood for is kept
+
+
+def test_what_a_preset_is_made_of_is_the_same_run():
+    (named,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": {"preset": "head"}})
+    (spelled,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": {"parameters": ["low_rank"]}})
+    (default,) = plan([PETS], ["kalman"], [1], [1], "tiny")
+    assert named.address == spelled.address != default.address
 
 
 def test_a_seed_among_the_options_is_the_runs_unless_it_is_given():
@@ -90,7 +101,8 @@ def test_a_run_names_the_shifts_of_its_data_set():
 
 
 def test_variants_of_one_method_stand_side_by_side():
-    options = {"kalman": {"epochs": 3}, "kalman alpha=0.5": {"method": "kalman", "filter": {"alpha": 0.5}}}
+    three = {"preset": "head", "epochs": 3}
+    options = {"kalman": three, "kalman alpha=0.5": {"method": "kalman", "filter": {"alpha": 0.5}}}
     runs = plan([PETS], ["kalman alpha=0.5", "kalman", "gda"], [1], [1], "tiny", options)
     assert [(run.label, run.method) for run in runs] == [
         ("kalman alpha=0.5", "kalman"),
@@ -99,7 +111,8 @@ def test_variants_of_one_method_stand_side_by_side():
     ]
     changed, plain = runs[0].config, runs[1].config
     assert (changed["filter"]["alpha"], changed["epochs"]) == (0.5, method_options("kalman", {}, 1)["epochs"])
-    assert plain == method_options("kalman", {"epochs": 3}, 1)
+    assert plain == method_options("kalman", three, 1)
+    assert (plain["epochs"], plain["parameters"]) == (3, ["low_rank"])
     assert len({run.address for run in runs}) == 3
 
 
@@ -131,6 +144,10 @@ def test_the_plan_has_every_combination_once():
         (["mine"], [1], {"mine": {"method": "gda", "alfa": 1}}, "Unknown option 'alfa'"),
         (["a,b"], [1], {"a,b": {"method": "gda"}}, "commas"),
         (["gda"], [1], {"gda": {"method": "kalman"}}, "another method"),
+        (["kalman"], [1], {"kalman": {"preset": "peper"}}, "Unknown preset 'peper'"),
+        (["kalman"], [1], {"kalman": {"epochs": 3}}, "epochs is about low-rank parameters"),
+        (["kalman"], [1], {"kalman": {"preset": "head", "classes": {"views": 2}}}, "classes is about class residuals"),
+        (["gda"], [1], {"gda": {"preset": "head"}}, "Unknown option 'preset'"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(methods, shots, options, says):

@@ -17,6 +17,7 @@ from kalmanclip.encoders.product import describe_product
 from kalmanclip.errors import ImageError
 from kalmanclip.experiments import Store, find_sources, plan, run_all
 from kalmanclip.methods import (
+    ClassConfig,
     CLIPLoRAConfig,
     GDAConfig,
     KalmanConfig,
@@ -27,10 +28,12 @@ from kalmanclip.methods import (
 from kalmanclip.methods.features import RandomCrop, augmented_features, image_features
 
 TOWERS = LowRankConfig(placement="towers", last_blocks=1, rank=2, scale=0.5)
+LOW_RANK = KalmanConfig(parameters=("low_rank",), batch_size=4)
 METHODS = {
     "linear_probe": ("linear_probe", LinearProbeConfig(l2_grid=(10.0, 1.0))),
-    "kalman": ("kalman", KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))),
-    "kalman in the towers": ("kalman", KalmanConfig(epochs=1, batch_size=4, low_rank=TOWERS)),
+    "kalman": ("kalman", KalmanConfig(classes=ClassConfig(views=2, folds=2))),
+    "kalman on the head": ("kalman", dataclasses.replace(LOW_RANK, epochs=2, low_rank=LowRankConfig(rank=2))),
+    "kalman in the towers": ("kalman", dataclasses.replace(LOW_RANK, epochs=1, low_rank=TOWERS)),
     "gda on crops": ("gda", GDAConfig(views=2)),
     "clip_lora": ("clip_lora", CLIPLoRAConfig(low_rank=TOWERS, iterations=3, batch_size=8, augment=False)),
 }
@@ -107,7 +110,7 @@ def test_what_is_in_the_cache_already_changes_no_bit(tiny, tmp_path, monkeypatch
 
 def test_activations_too_large_to_keep_do_not_fill_the_disk(tiny, tmp_path, task, monkeypatch):
     monkeypatch.setattr("kalmanclip.encoders.cache.ActivationStore.__init__.__defaults__", (1000,))
-    name, config = METHODS["kalman"]
+    name, config = METHODS["kalman on the head"]
     plain = make_method(name, tiny, config)
     plain.fit(task)
     method = make_method(name, cached(tiny, tmp_path), config)

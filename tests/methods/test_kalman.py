@@ -1,4 +1,7 @@
-"""The method: prior in observation units, order, regulation, uncertainty, every option end to end."""
+"""The method over low-rank parameters: prior in observation units, order, regulation, uncertainty, every option.
+
+With class residuals beside them where both meet; the residuals by themselves are in `test_classes`.
+"""
 
 import dataclasses
 
@@ -9,11 +12,13 @@ from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
-from kalmanclip.methods import Kalman, KalmanConfig
+from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig
 from kalmanclip.methods.features import decoded
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
-QUICK = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
+QUICK = KalmanConfig(parameters=("low_rank",), epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
+
+BOTH = dataclasses.replace(QUICK, parameters=("low_rank", "classes"), classes=ClassConfig(views=2))
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +62,16 @@ def test_parameters_inside_the_towers(tiny, task, observation):
     assert method.encoder.n == 3 * 2 * (192 + 192) + 3 * 2 * (128 + 128)
 
 
-def test_it_learns_shapes(tiny, task):
-    before = Kalman(tiny, QUICK)
+@pytest.mark.parametrize("config", [KalmanConfig(), KalmanConfig(parameters=("low_rank",))], ids=["default", "head"])
+def test_it_learns_shapes(tiny, task, config):
+    before = Kalman(tiny, config)
     before.set_classes(task.class_names, task.templates)
     labels = torch.tensor(task.train.labels)
 
     def loss(method):
         return torch.nn.functional.cross_entropy(method.logits(task.train.sources), labels).item()
 
-    method = fitted(tiny, task, KalmanConfig())
+    method = fitted(tiny, task, config)
     assert loss(method) < 0.5 * loss(before)
 
 
@@ -73,7 +79,7 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     """mean diag(H Sigma_0 H^T) of the first batch's similarities is prior_std squared."""
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_std=0.17))
     method.set_classes(task.class_names, task.templates)
-    store = method._store(task.train, lambda *a: None)
+    store = method._read(task.train, lambda *a: None)
     batch = torch.arange(4)
     labels = torch.tensor(task.train.labels)[batch]
     kalman = method._prior(store[batch], labels)
@@ -84,7 +90,7 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
 def test_a_variance_can_be_given(tiny, task):
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
     method.set_classes(task.class_names, task.templates)
-    store = method._store(task.train, lambda *a: None)
+    store = method._read(task.train, lambda *a: None)
     kalman = method._prior(store[torch.arange(2)], torch.tensor([0, 0]))
     assert kalman.belief.marginal_variance().unique().tolist() == pytest.approx([1e-3])
 
@@ -179,13 +185,16 @@ def _poisoned(self, S, column, scale):
     return Terms(nan, nan, nan.unsqueeze(1).expand(-1, 1, S.shape[1]), has_covariance=True)
 
 
-def test_no_images_and_no_classes(tiny, task):
+@pytest.mark.parametrize("config", [QUICK, KalmanConfig(), BOTH], ids=["low_rank", "classes", "both"])
+def test_no_images_and_no_classes(tiny, task, config):
     with pytest.raises(DataError, match="no images"):
-        Kalman(tiny, QUICK).fit(FewShotTask(task.train.subset([])))
+        Kalman(tiny, config).fit(FewShotTask(task.train.subset([])))
     with pytest.raises(ConfigError, match="no classes"):
-        Kalman(tiny, QUICK).logits([])
+        Kalman(tiny, config).logits([])
+    with pytest.raises(ConfigError, match="no classes"):
+        Kalman(tiny, config).class_weights()
     with pytest.raises(ConfigError, match="no belief"):
-        Kalman(tiny, QUICK).logit_belief([])
+        Kalman(tiny, config).logit_belief([])
 
 
 @pytest.mark.parametrize(
@@ -198,6 +207,10 @@ def test_no_images_and_no_classes(tiny, task):
         {"observation": "?"},
         {"belief": "?"},
         {"prior_variance": -1.0},
+        {"parameters": ()},
+        {"parameters": ("low rank",)},
+        {"parameters": ("classes", "classes")},
+        {"classes": {"views": 3}},
     ],
 )
 def test_bad_options(bad):
@@ -220,3 +233,58 @@ def test_tuned_and_zero_shot_scores_from_one_pass(tiny, task, low_rank):
     tuned, zero_shot = method.logits_and_zero_shot(task.train.sources)
     assert torch.allclose(tuned, method.logits(task.train.sources), atol=1e-4)
     assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)
+
+
+def test_class_residuals_and_zero_shot_scores_from_one_pass(tiny, task):
+    untouched = Kalman(tiny)
+    untouched.set_classes(task.class_names, task.templates)
+    method = fitted(tiny, task, KalmanConfig(classes=ClassConfig(views=1)))
+    tuned, zero_shot = method.logits_and_zero_shot(task.train.sources)
+    assert torch.equal(tuned, method.logits(task.train.sources))
+    assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)
+    assert not torch.allclose(tuned, zero_shot, atol=1)
+
+
+# --- low-rank parameters and class residuals together
+
+
+def test_the_residuals_are_learned_on_what_the_filter_has_found(tiny, task):
+    both = fitted(tiny, task, BOTH)
+    assert torch.equal(both.encoder.theta, fitted(tiny, task).encoder.theta)  # the filter knows nothing of them
+    assert len(both.history) == 2 * 4
+    plain = dataclasses.replace(BOTH, parameters=("classes",))
+    assert not torch.allclose(both.classes.belief.mean, fitted(tiny, task, plain).classes.belief.mean, atol=1e-3)
+    with torch.no_grad():
+        texts = both.encoder.encode_texts(both._texts)
+    assert torch.allclose(both.classes.T, texts, atol=1e-5)
+
+
+def test_between_the_passes_the_filter_alone_is_believed(tiny, task):
+    """Not the texts of the start with the images of now, nor an error where the residuals are not there yet."""
+    images, seen = task.train.sources[:3], []
+
+    def look(passes):
+        seen.append((method.logits(images), method.logit_belief(images), method.class_weights()))
+
+    method = Kalman(tiny, BOTH)
+    method.fit(task, after_epoch=look)
+    alone = fitted(tiny, task, dataclasses.replace(QUICK, epochs=1))
+    expected = alone.logit_belief(images)
+    assert len(seen) == 2
+    logits, belief, weights = seen[0]
+    assert torch.allclose(logits, alone.logits(images), atol=1e-4)
+    assert torch.allclose(belief.mean, expected.mean, atol=1e-4)
+    assert torch.allclose(belief.std, expected.std, rtol=1e-3)
+    assert torch.allclose(weights, alone.class_weights(), atol=1e-5)
+    assert not torch.allclose(seen[1][0], logits, atol=0.1)
+
+
+def test_the_variances_of_both_add_up(tiny, task):
+    images = task.train.sources[:3]
+    both = fitted(tiny, task, BOTH)
+    whole = both.logit_belief(images)
+    assert torch.allclose(whole.mean, both.logits(images), atol=1e-3)
+    filtered = fitted(tiny, task).logit_belief(images).std
+    both.filter = None
+    residual = both.logit_belief(images).std
+    assert torch.allclose(whole.std.square(), filtered.square() + residual.square(), rtol=1e-3)
