@@ -1,7 +1,7 @@
 """On real photographs: sixteen shots must beat zero-shot by a good part of what was measured.
 
-Measured by `kalmanclip compare` (see docs/results.md): the default gains about 55 points on EuroSAT, the preset `head` about 12
-on OxfordPets.
+Measured by `kalmanclip compare` (see docs/results.md): the default gains about 55 points on EuroSAT, the preset
+`head` about 12 on OxfordPets.
 """
 
 import pytest
