@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 import kalmanclip
 from kalmanclip.cli import compare, data, demo, evaluate, export, fit, info, predict, retrieve
 from kalmanclip.cli.guard import guarded, set_debug
+from kalmanclip.cli.spread import Spread
 
 app = typer.Typer(
     name="kalmanclip",
@@ -48,9 +50,9 @@ def _everywhere(
     set_debug(debug)
 
 
-def _register(command: Callable[..., None], examples: str) -> None:
+def _register(command: Callable[..., None], examples: str, cls: type[TyperCommand] | None = None) -> None:
     lines = "\n\n".join(f"  {line}" for line in examples.strip().splitlines())
-    app.command(epilog=f"[bold]Examples[/bold]\n\n{lines}")(guarded(command))
+    app.command(epilog=f"[bold]Examples[/bold]\n\n{lines}", cls=cls)(guarded(command))
 
 
 _register(demo.demo, demo.EXAMPLES)
@@ -58,7 +60,7 @@ _register(fit.fit, fit.EXAMPLES)
 _register(predict.predict, predict.EXAMPLES)
 _register(evaluate.evaluate, evaluate.EXAMPLES)
 _register(retrieve.retrieve, retrieve.EXAMPLES)
-_register(compare.compare, compare.EXAMPLES)
+_register(compare.compare, compare.EXAMPLES, Spread)
 _register(export.export, export.EXAMPLES)
 _register(info.info, info.EXAMPLES)
 app.add_typer(data.app)

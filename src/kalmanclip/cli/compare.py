@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 kalmanclip compare --data photos/ -o results/
+kalmanclip compare --data oxford_pets --shots 1 2 4 8 16 --seeds 1 2 3
 kalmanclip compare --data oxford_pets,dtd --root ~/data --model ViT-B-16:openai --workers 2 -o results/
 kalmanclip compare --data photos/ --methods kalman,gda --shots 1,2,4,8,16 --seeds 1,2,3 -o results/
 kalmanclip compare --data photos/ --shift drawings=sketches/ --contamination 0,0.1,0.5 -o results/
@@ -34,13 +35,13 @@ SEEDS = ("1", "2", "3")
 def compare(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder for results; finished runs in it are kept.")
-    ],
+    ] = Path("comparison"),
     data: Annotated[
         list[str] | None,
         typer.Option(
             help="A data set's name (kalmanclip data list); a folder with train/ and test/ (and val/, if any) of class "
             "folders, or two folders, train:test; a list (.csv, .json, .jsonl); hf:... Any of them may be named: "
-            "NAME=... Several: repeat the option, or separate by commas.",
+            "NAME=... Several: one after the other, or separated by commas.",
         ),
     ] = None,
     methods: Annotated[

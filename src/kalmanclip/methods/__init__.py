@@ -14,7 +14,8 @@ from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
 from kalmanclip.methods.coop import CoOp, CoOpConfig
 from kalmanclip.methods.gda import GDA, GDAConfig
-from kalmanclip.methods.kalman import Kalman, KalmanConfig, LogitBelief
+from kalmanclip.methods.kalman import Kalman, LogitBelief
+from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
 from kalmanclip.methods.presets import PRESETS, preset, refuse_idle, with_preset

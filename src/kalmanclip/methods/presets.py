@@ -8,7 +8,7 @@ from typing import Any
 from kalmanclip.config import merge, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.kalman import KalmanConfig
+from kalmanclip.methods.kalman_config import KalmanConfig
 
 PRESETS: dict[str, KalmanConfig] = {
     "default": KalmanConfig(),
