@@ -15,7 +15,7 @@ be used alone, on any `torch.nn.Module`::
 
 `kalman.py` is Algorithm 1 of the paper; `belief.py` says what a covariance structure must be able to do, and
 each structure has a file; `noise.py` estimates the observation noise; `observation.py` is what the filter
-sees.
+sees. `softmax.py` is the iterated update of a softmax regression, in closed form.
 """
 
 from kalmanclip.filtering.belief import Belief, belief_structure, make_belief, restore_belief
@@ -28,6 +28,7 @@ from kalmanclip.filtering.low_rank import LowRank
 from kalmanclip.filtering.module import flat_parameters, load_flat, observe_module
 from kalmanclip.filtering.noise import NoiseConfig, ObservationNoise
 from kalmanclip.filtering.observation import Observation
+from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
 
 __all__ = [
     "Belief",
@@ -41,6 +42,7 @@ __all__ = [
     "NoiseConfig",
     "Observation",
     "ObservationNoise",
+    "SoftmaxBelief",
     "Step",
     "belief_structure",
     "flat_parameters",
@@ -48,4 +50,5 @@ __all__ = [
     "make_belief",
     "observe_module",
     "restore_belief",
+    "softmax_update",
 ]
