@@ -94,6 +94,14 @@ def test_help_shows_an_example(command):
     assert re.search(rf"kalmanclip {command}\b", text.split("Examples")[1])
 
 
+def test_help_is_broken_where_the_screen_ends_and_not_where_the_source_does():
+    text = call("fit", "--help").stdout.split("Arguments")[0]
+    lines = [line.split() for line in text.splitlines()]
+    for line, following in zip(lines, lines[1:], strict=False):
+        if line and following and following[0].isalnum():
+            assert len(" ".join([*line, following[0]])) > 70, " ".join(line)  # there was no room for one word more
+
+
 def test_version():
     assert re.fullmatch(r"kalmanclip \d+\.\d+\.\d+\n", call("--version").stdout)
 
@@ -285,6 +293,12 @@ def test_ctrl_c_in_the_first_pass_says_that_nothing_was_saved(photos, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_not_resumed(photos, tmp_path):
+    """The options of the first try are not remembered: it would become a fit with other ones."""
+    assert "without --resume" in call("fit", photos, "-o", tmp_path / "a", "--resume", code=5).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 LONG = ("--preset", "head", "--epochs", "40", "--seed", "2")
 
 
@@ -417,26 +431,26 @@ def test_evaluate_refuses_bad_pictures_before_the_work(photos, adapter, tmp_path
 
 @every_preset
 def test_exported_models_load_as_the_message_says(photos, adapters, tmp_path, preset):
+    import open_clip
     import torch
 
     from kalmanclip import KalmanCLIP
 
     adapter = adapters[preset]
     text = call("export", adapter, "-o", tmp_path / "clip").stdout
-    code = "\n".join(line.strip() for line in text.splitlines() if "open_clip" in line and line.startswith("  "))
+    file = photos / "circle" / "1.png"
+    code = "\n".join(line.strip() for line in text.splitlines() if line.startswith("  "))
     found: dict = {}
-    exec(code, found)
+    exec(code.replace("new.jpg", str(file)), found)
     classes = json.loads((tmp_path / "clip" / "classes.json").read_text())
     prompts = [classes["templates"][0].replace("{}", name) for name in classes["class_names"]]
-    file = photos / "circle" / "1.png"
     expected = KalmanCLIP.load(adapter).predict_proba([file])
-    weight = torch.from_numpy(load_file(tmp_path / "clip" / "classifier.safetensors")["weight"])
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'clip'}")
     with torch.no_grad():
+        torch.testing.assert_close(found["probabilities"].numpy(force=True), expected, atol=1e-4, rtol=1e-3)
         image = found["model"].encode_image(found["preprocess"](Image.open(file)).unsqueeze(0), normalize=True)
         scale = found["model"].logit_scale.exp()
-        p = (scale * image @ weight.mT).softmax(dim=1)
-        torch.testing.assert_close(p.numpy(), expected, atol=1e-4, rtol=1e-3)
-        texts = found["model"].encode_text(found["tokenizer"](prompts), normalize=True)
+        texts = found["model"].encode_text(tokenizer(prompts), normalize=True)
         p = (scale * image @ texts.mT).softmax(dim=1)
     # low-rank parameters are in the weights of both towers; class residuals are in the classifier alone
     assert np.allclose(p.numpy(), expected, atol=1e-4, rtol=1e-3) == (preset == "head")
@@ -455,7 +469,10 @@ def test_info_describes_an_adapter_even_without_its_backbone(adapters, tmp_path,
     text = call("info", adapter).stdout
     assert "tiny" in text
     assert "circle, square, triangle" in text
-    assert "noise.beta" in text
+    # options that had no effect would only puzzle
+    assert ("noise.beta" in text, "epochs" in text, "filter.q" in text) == (preset == "head",) * 3
+    assert ("classes.views" in text) == (preset == "default")
+    assert re.search(r"filter\.alpha +0\.1", text)
     assert re.search(says, text)
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -478,8 +495,10 @@ def test_info_describes_the_installation():
     [
         (["fit", "{photos}"], 2, "--output"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "x"], 2, "default, head, paper, paper-literal"),
-        (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "epochs is about low-rank parameters"),
-        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--views", "3"], 2, "is about class residuals"),
+        (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "--epochs is about low-rank parameters"),
+        (["fit", "{photos}", "-o", "{new}", "--rank", "3"], 2, "--rank is about low-rank parameters"),
+        (["fit", "{photos}", "-o", "{new}", "--batch-size", "3"], 2, "--batch-size is about low-rank parameters"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--views", "3"], 2, "--views is about class residuals"),
         (["fit", "{photos}", "-o", "{new}", "--views", "-1"], 2, "views must be a whole number"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--epochs", "0"], 2, "epochs must be at least 1"),
         (["fit", "{photos}", "-o", "{new}", "--observation", "x"], 2, "cosine"),

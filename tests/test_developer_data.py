@@ -1,7 +1,7 @@
 """On real photographs: sixteen shots must beat zero-shot by a good part of what was measured.
 
-Measured by `kalmanclip compare` (see docs/results.md): the default gains about 55 points on EuroSAT, the preset
-`head` about 12 on OxfordPets.
+Measured by `kalmanclip compare` (see docs/results.md): on EuroSAT the default gains about 55 points, the preset `head`
+about 51.
 """
 
 import pytest
@@ -12,17 +12,14 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "margin"),
-    [("eurosat", "default", 35.0), ("pets", "head", 5.5)],
-)
-def test_sixteen_shots_beat_zero_shot(tiny, shared_data, name, preset, margin):
-    folder = shared_data / name
+@pytest.mark.parametrize(("preset", "margin"), [("default", 35.0), ("head", 30.0)])
+def test_sixteen_shots_beat_zero_shot(tiny, shared_data, preset, margin):
+    folder = shared_data / "eurosat"
     train = read_folder(folder / "train")
     test = read_folder(folder / "test", train.class_names)
     test = test.subset([i for i in range(len(test)) if i % 3 == 0])  # ten per class are enough for a margin
     labels = torch.tensor(test.labels)
-    clf = KalmanCLIP(tiny, preset=preset, templates=[TEMPLATES[name]], seed=1).set_classes(train.class_names)
+    clf = KalmanCLIP(tiny, preset=preset, templates=[TEMPLATES["eurosat"]], seed=1).set_classes(train.class_names)
 
     def accuracy():
         return 100 * (clf.method.logits(test.sources).argmax(dim=1) == labels).float().mean().item()

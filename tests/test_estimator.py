@@ -79,7 +79,7 @@ def test_predict_and_score(fitted, shapes):
     assert np.allclose(probabilities.sum(axis=1), 1, atol=1e-5)
     labels = fitted.predict(shapes)
     truth = [p.parent.name for p in read_folder(shapes).sources]
-    assert fitted.score(shapes) == pytest.approx(np.mean(labels == truth))
+    assert fitted.score(shapes) == np.mean(labels == truth)
     assert fitted.score(read_folder(shapes).sources, truth) == fitted.score(shapes)
     assert fitted.predict([shapes / "circle" / "0.png"]).shape == (1,)
     assert fitted.predict(shapes / "circle" / "0.png").shape == (1,)

@@ -121,6 +121,14 @@ def test_mode_is_kept_and_links_are_written_through(tmp_path):
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
+def test_a_new_file_has_the_usual_mode_whatever_its_writer_chose(tmp_path):
+    (tmp_path / "usual").touch()
+    with atomic_path(tmp_path / "new") as temporary:
+        temporary.write_text("x")
+        temporary.chmod(0o600)  # as safetensors does
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_long_names_work(tmp_path):
     path = tmp_path / ("n" * 250 + ".txt")
     write_atomic(path, "x")

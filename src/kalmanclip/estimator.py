@@ -64,7 +64,7 @@ class KalmanCLIP:
         if config is not None and preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
         try:
-            self.config = dataclasses.replace(config or find_preset(preset or "default"), **options)
+            self.config = dataclasses.replace(config or find_preset("default" if preset is None else preset), **options)
         except TypeError as problem:
             known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
             raise ConfigError(f"{problem}. Known options: {known}.") from problem
@@ -150,7 +150,7 @@ class KalmanCLIP:
         """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
         test = _labelled(images, labels, self.classes_)
         logits = self.method.logits(test.sources, progress)
-        return float((logits.argmax(dim=1) == torch.tensor(test.labels)).float().mean())
+        return float((logits.argmax(dim=1) == torch.tensor(test.labels)).double().mean())
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes the whole state (belief, noise, classes, options) to an adapter folder."""

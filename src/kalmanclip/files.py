@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,14 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def _usual_mode(path: Path) -> int:
+    """The mode of a new file at `path`. Some writers (safetensors) choose one that shuts out everybody else."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    path.unlink()
+    return mode
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], error_class: type[KalmanClipError] = KalmanClipError) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends without an error.
@@ -68,11 +77,14 @@ def atomic_path(path: str | os.PathLike[str], error_class: type[KalmanClipError]
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        mode = _usual_mode(temporary) if not target.exists() else None
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         if target.exists():
             shutil.copymode(target, temporary)
+        elif mode is not None:
+            temporary.chmod(mode)
         temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:

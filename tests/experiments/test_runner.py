@@ -20,7 +20,7 @@ def done(monkeypatch, make_record):
     """The seeds that are executed, in order."""
     seeds = []
 
-    def execute(run, source, device, cache, model):
+    def execute(run, source, device, cache, model, progress):
         assert source is PETS
         seeds.append(run.seed)
         return make_record(0.5, seed=run.seed)

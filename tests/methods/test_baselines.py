@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kalmanclip.data import FewShotTask, read_folder
+from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods import (
@@ -44,19 +44,6 @@ QUICK = {
 }
 LEARNERS = [name for name in METHODS if name != "zero_shot"]
 TRAINED = [name for name, config in QUICK.items() if hasattr(config, "optimizer")]
-
-
-@pytest.fixture(scope="module")
-def images(shapes):
-    return read_folder(shapes)
-
-
-@pytest.fixture(scope="module")
-def task(images):
-    """Three of each shape to learn from, two to choose on; a seed of its own."""
-    return FewShotTask(
-        images.subset(i for i in range(15) if i % 5 < 3), images.subset(i for i in range(15) if i % 5 >= 3), seed=1
-    )
 
 
 def fitted(name, tiny, task, config=None):

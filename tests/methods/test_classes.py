@@ -403,11 +403,6 @@ def test_the_regulation_of_outlying_images():
 
 
 @pytest.fixture(scope="module")
-def images(shapes):
-    return read_folder(shapes)
-
-
-@pytest.fixture(scope="module")
 def task(images):
     """Three of each for training, two for testing."""
     return FewShotTask(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kalmanclip.data import FewShotTask, LabelledImages, LazyImage, read_folder
+from kalmanclip.data import FewShotTask, LabelledImages, LazyImage
 from kalmanclip.data.corruptions import CorruptedImage
 from kalmanclip.data.identity import content_identities, content_identity
 from kalmanclip.data.kept import keep_decoded
@@ -37,18 +37,6 @@ METHODS = {
     "gda on crops": ("gda", GDAConfig(views=2)),
     "clip_lora": ("clip_lora", CLIPLoRAConfig(low_rank=TOWERS, iterations=3, batch_size=8, augment=False)),
 }
-
-
-@pytest.fixture(scope="module")
-def images(shapes):
-    return read_folder(shapes)
-
-
-@pytest.fixture(scope="module")
-def task(images):
-    return FewShotTask(
-        images.subset(i for i in range(15) if i % 5 < 3), images.subset(i for i in range(15) if i % 5 >= 3), seed=1
-    )
 
 
 @pytest.fixture

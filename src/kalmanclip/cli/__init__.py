@@ -5,15 +5,14 @@ Everything heavy (torch, open_clip, matplotlib) is imported inside the commands,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 import kalmanclip
 from kalmanclip.cli import compare, data, demo, evaluate, export, fit, info, predict, retrieve
-from kalmanclip.cli.guard import guarded, set_debug
+from kalmanclip.cli.guard import set_debug
+from kalmanclip.cli.register import register
 from kalmanclip.cli.spread import Spread
 
 app = typer.Typer(
@@ -50,19 +49,14 @@ def _everywhere(
     set_debug(debug)
 
 
-def _register(command: Callable[..., None], examples: str, cls: type[TyperCommand] | None = None) -> None:
-    lines = "\n\n".join(f"  {line}" for line in examples.strip().splitlines())
-    app.command(epilog=f"[bold]Examples[/bold]\n\n{lines}", cls=cls)(guarded(command))
-
-
-_register(demo.demo, demo.EXAMPLES)
-_register(fit.fit, fit.EXAMPLES)
-_register(predict.predict, predict.EXAMPLES)
-_register(evaluate.evaluate, evaluate.EXAMPLES)
-_register(retrieve.retrieve, retrieve.EXAMPLES)
-_register(compare.compare, compare.EXAMPLES, Spread)
-_register(export.export, export.EXAMPLES)
-_register(info.info, info.EXAMPLES)
+register(app, demo.demo, demo.EXAMPLES)
+register(app, fit.fit, fit.EXAMPLES)
+register(app, predict.predict, predict.EXAMPLES)
+register(app, evaluate.evaluate, evaluate.EXAMPLES)
+register(app, retrieve.retrieve, retrieve.EXAMPLES)
+register(app, compare.compare, compare.EXAMPLES, cls=Spread)
+register(app, export.export, export.EXAMPLES)
+register(app, info.info, info.EXAMPLES)
 app.add_typer(data.app)
 
 

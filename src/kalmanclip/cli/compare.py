@@ -151,6 +151,7 @@ def compare(
                     retry_failed,
                     lambda count: show("runs of other processes", 0, count),
                     model,
+                    lambda stage, done, total: show("this run", done, total),
                 )
         except KeyboardInterrupt:
             done = sum(store.finished(run) is not None for run in runs)

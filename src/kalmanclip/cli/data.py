@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kalmanclip.cli.common import Json
-from kalmanclip.cli.guard import guarded
+from kalmanclip.cli.register import register
 from kalmanclip.cli.screen import bars, command_line, facts, listing, note, say, suggest, waiting
 
 app = typer.Typer(
@@ -115,11 +114,6 @@ def _row(dataset: Any, folder: Path | None) -> dict[str, Any]:
     }
 
 
-def _register(command: Callable[..., None], name: str, *examples: str) -> None:
-    lines = "\n\n".join(f"  {line}" for line in examples)
-    app.command(name, epilog=f"[bold]Examples[/bold]\n\n{lines}")(guarded(command))
-
-
-_register(list_, "list", "kalmanclip data list", "kalmanclip data list --root datasets --json")
-_register(check, "check", "kalmanclip data check eurosat", "kalmanclip data check imagenet_c --variant fog/3 --fast")
-_register(get, "get", "kalmanclip data get oxford_pets --root datasets")
+register(app, list_, "kalmanclip data list\nkalmanclip data list --root datasets --json", "list")
+register(app, check, "kalmanclip data check eurosat\nkalmanclip data check imagenet_c --variant fog/3 --fast", "check")
+register(app, get, "kalmanclip data get oxford_pets --root datasets", "get")

@@ -22,10 +22,11 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the model.", show_default=False)],
     device: Device = None,
 ) -> None:
-    """Fold the tuning into the weights and write an ordinary open_clip model.
+    """Write an ordinary open_clip model and a classifier, for programs without kalmanclip.
 
-    The class embeddings go beside it. Together they keep the mean of the belief, so they predict the same classes;
-    they drop the covariance, and with it the uncertainty.
+    Low-rank parameters are folded into the model's weights; what was learned about single classes is in the classifier
+    alone. Together they keep the mean of the belief, so they give the same probabilities; they drop the covariance,
+    and with it the uncertainty.
     """
     refuse_foreign(output, ours=OURS)
     with writable_folder(output):
@@ -37,12 +38,18 @@ def export(
     name = f"local-dir:{output}"
     for line in (
         "import open_clip",
+        "from PIL import Image, ImageOps",
+        "from safetensors.torch import load_file",
+        "",
         f"model, _, preprocess = open_clip.create_model_and_transforms({name!r})",
-        f"tokenizer = open_clip.get_tokenizer({name!r})",
+        f"weight = load_file({str(output / 'classifier.safetensors')!r})['weight']  # one row per class",
+        "photo = ImageOps.exif_transpose(Image.open('new.jpg'))  # upright",
+        "features = model.eval().encode_image(preprocess(photo).unsqueeze(0), normalize=True)",
+        "probabilities = (model.logit_scale.exp() * features @ weight.T).softmax(dim=1)",
     ):
         say(f"  {line}", style="cyan")
     say()
     say(
-        f"{output / 'classes.json'} holds the class names and prompts, classifier.safetensors the class embeddings "
-        "('weight', one row per class): unit-length image features times its transpose, times the model's logit scale."
+        f"{output / 'classes.json'} holds the class names, in the order of the rows, and the prompts; "
+        f"open_clip.get_tokenizer({name!r}) is for texts of your own."
     )

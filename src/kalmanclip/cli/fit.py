@@ -128,6 +128,8 @@ def fit(
     before = None if force else resuming.find(output)  # what is to be replaced may be damaged
     if before and not resume:
         resuming.refuse_overwriting(output, before)
+    if resume and not before:
+        resuming.refuse_beginning(output)
 
     with waiting("Loading"):
         from kalmanclip.estimator import KalmanCLIP

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +91,17 @@ def _adapter(adapter: Path) -> None:
     )
     say()
     say("Options", style="bold")
-    facts((f"  {name}", value) for name, value in flatten(build_config({}, start=description["config"])).items())
+    facts(_options(description["config"]))
+
+
+def _options(saved: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those that had an effect, as a file for --config would have them."""
+    from kalmanclip.methods import idle
+
+    config = build_config({}, start=saved)
+    for name, value in flatten(config).items():
+        if idle(name, config) is None:
+            yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:

@@ -49,8 +49,14 @@ def build_config(
         given["preset"] = preset
     values = with_preset(given) if start is None or "preset" in given else merge(start, given)
     config = from_dict(KalmanConfig, values)
+    refuse_idle((name for name, value in flags.items() if value is not None), config, _flag)
     refuse_idle((name for name in given if name not in ("preset", "parameters")), config)
     return config
+
+
+def _flag(name: str) -> str:
+    """An option as the command line calls it: ``low_rank.rank`` is --rank."""
+    return "--" + name.rpartition(".")[2].replace("_", "-")
 
 
 def flatten(config: KalmanConfig) -> dict[str, Any]:

@@ -35,6 +35,14 @@ def refuse_overwriting(output: Path, before: dict[str, Any]) -> NoReturn:
     raise AdapterError(f"{output} already holds an adapter. Choose another name, or replace it with --force.")
 
 
+def refuse_beginning(output: Path) -> NoReturn:
+    """Where nothing is, no options are remembered: going on would be a fit with other options than the first."""
+    raise AdapterError(
+        f"There is nothing in {output} to go on with: no pass was finished, or the name is another. "
+        "Start again without --resume, with all options."
+    )
+
+
 def require_same_options(
     before: dict[str, Any], options: KalmanConfig, model: str | None, template: list[str] | None, shots: int | None
 ) -> None:

@@ -20,7 +20,7 @@ from kalmanclip.experiments.environment import code_version, environment
 from kalmanclip.experiments.places import without_places
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
-from kalmanclip.methods import CONFIGS, make_method
+from kalmanclip.methods import CONFIGS, Progress, make_method, silent
 from kalmanclip.metrics import reliability_table
 from kalmanclip.metrics.summary import summarise
 
@@ -45,7 +45,12 @@ def _shifts(source: Source) -> dict[str, Shift]:
 
 
 def execute(
-    run: Run, source: Source, device: str, cache: str | None = None, model: str | None = None
+    run: Run,
+    source: Source,
+    device: str,
+    cache: str | None = None,
+    model: str | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Does a run and returns its record: plain JSON values, ``status`` "done" or "failed".
 
@@ -57,6 +62,7 @@ def execute(
         device: where the backbone lies.
         cache: a folder for products of the frozen backbone; None: they are computed in every run.
         model: how the run's backbone is spelled here, where that is not its name (see `models.model_name`).
+        progress: called as ``progress(stage, done, total)``.
     """
     record = {
         "format": FORMAT,
@@ -66,7 +72,7 @@ def execute(
         "code": code_version(),
     }
     try:
-        return record | {"status": "done"} | measure(run, source, device, cache, model)
+        return record | {"status": "done"} | measure(run, source, device, cache, model, progress)
     except KalmanClipError as error:
         return record | {"status": "failed", "reason": without_places(str(error), source)}
     except Exception as error:
@@ -77,7 +83,12 @@ def execute(
 
 
 def measure(
-    run: Run, source: Source, device: str, cache: str | None = None, model: str | None = None
+    run: Run,
+    source: Source,
+    device: str,
+    cache: str | None = None,
+    model: str | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Draws the task, lets the method learn, and measures it on the test images and on those of the shifts."""
     views, backbone = _views(source), _backbone(model or run.model, device, cache)
@@ -92,12 +103,12 @@ def measure(
         start = time.perf_counter()
         method = make_method(run.method, backbone, from_dict(CONFIGS[run.method], dict(run.config)))
         # what a method does not have it cannot choose on
-        method.fit(replace(task, train=run.contamination.apply(task.train), test=None))
+        method.fit(replace(task, train=run.contamination.apply(task.train), test=None), progress)
         fitted = time.perf_counter()
-        logits = method.logits(views.test.sources)
+        logits = method.logits(views.test.sources, progress)
         scored = time.perf_counter()
         shifts = _shifts(source)
-        moved = {name: method.logits(s.images.sources)[:, list(s.columns)] for name, s in shifts.items()}
+        moved = {name: method.logits(s.images.sources, progress)[:, list(s.columns)] for name, s in shifts.items()}
     if not all(torch.isfinite(scores).all() for scores in (logits, *moved.values())):
         raise NumericalError(f"{run.method} gave scores that are not finite. Try other options.")
     extra = {name: measures(_probabilities(moved[name]), np.asarray(s.images.labels)) for name, s in shifts.items()}

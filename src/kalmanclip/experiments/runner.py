@@ -22,6 +22,7 @@ from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.store import Record, Store
+from kalmanclip.methods import Progress, silent
 
 PAUSE = 1.0
 """Seconds between two looks at what other processes do."""
@@ -38,6 +39,7 @@ def run_all(
     retry: bool = False,
     waiting: Callable[[int], None] = lambda count: None,
     model: str | None = None,
+    within: Progress = silent,
 ) -> list[Record]:
     """Returns the records of all runs, in their order, doing those that the store does not have.
 
@@ -56,6 +58,7 @@ def run_all(
         retry: whether runs that failed earlier are tried again.
         waiting: called again and again with the number of runs that other processes do while nothing else is left.
         model: how the runs' backbone is spelled here, where that is not its name (see `models.model_name`).
+        within: called as ``within(stage, done, total)`` during a run, if there is one worker.
 
     Raises:
         KalmanClipError: a worker died. A run that merely fails is a record like any other.
@@ -72,7 +75,7 @@ def run_all(
             return run, by_name[run.data], device, folder, model
 
         workers = min(workers, len(jobs.open))
-        done = _in_pool(jobs, arguments, workers, waiting) if workers > 1 else _here(jobs, arguments, waiting)
+        done = _in_pool(jobs, arguments, workers, waiting) if workers > 1 else _here(jobs, arguments, waiting, within)
         try:
             for _ in done:
                 progress(len(jobs.records), jobs.total)
@@ -133,11 +136,13 @@ Arguments = Callable[[Run], tuple[Run, Source, str, str | None, str | None]]
 """What `execute` is called with."""
 
 
-def _here(jobs: _Jobs, arguments: Arguments, waiting: Callable[[int], None]) -> Generator[None, None, None]:
+def _here(
+    jobs: _Jobs, arguments: Arguments, waiting: Callable[[int], None], within: Progress
+) -> Generator[None, None, None]:
     while jobs.open:
         run = jobs.next()
         if run is not None:
-            jobs.save(run, execute(*arguments(run)))
+            jobs.save(run, execute(*arguments(run), within))
         elif jobs.open:
             waiting(len(jobs.open))
             time.sleep(PAUSE)

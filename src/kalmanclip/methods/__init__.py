@@ -18,7 +18,7 @@ from kalmanclip.methods.kalman import Kalman, LogitBelief
 from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
-from kalmanclip.methods.presets import PRESETS, preset, refuse_idle, with_preset
+from kalmanclip.methods.presets import PRESETS, idle, preset, refuse_idle, with_preset
 from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
 from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
 
@@ -111,6 +111,7 @@ __all__ = [
     "ZeroShot",
     "ZeroShotConfig",
     "check_method",
+    "idle",
     "make_method",
     "preset",
     "refuse_idle",

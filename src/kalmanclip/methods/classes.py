@@ -25,7 +25,7 @@ TYPICAL_STD = 50**-0.5
 
 _STEP = math.sqrt(2)  # of the search: a factor of two in the variance
 _SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
-_REACH = 6  # steps either way at most
+_REACH = 12  # steps either way at most
 _ENOUGH = 1000  # held-out images that tell one prior from another
 _FLOOR = 0.03  # of the crops' covariance, relative to its largest eigenvalue: never divide by what was not seen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kalmanclip.config import merge, to_dict
@@ -47,6 +47,8 @@ _ABOUT_LOW_RANK = {
     "prior_variance",
     "epochs",
     "batch_size",
+    "filter.q",
+    "filter.regulate",
 }
 
 
@@ -67,19 +69,32 @@ def with_preset(changed: Mapping[str, Any]) -> dict[str, Any]:
     return dict(merge(to_dict(preset(rest.pop("preset", "default"))), rest))
 
 
-def refuse_idle(given: Iterable[str], config: KalmanConfig) -> None:
+def idle(name: str, config: KalmanConfig) -> str | None:
+    """What an option is about, if nothing of that kind is learned: 'low_rank' or 'classes'. None: it has an effect.
+
+    Args:
+        name: may be dotted, ``noise.beta``.
+        config: what it is part of.
+    """
+    first = name.split(".")[0]
+    about = "low_rank" if {first, name} & _ABOUT_LOW_RANK else "classes" if first == "classes" else None
+    return None if about in config.parameters else about
+
+
+def refuse_idle(given: Iterable[str], config: KalmanConfig, spell: Callable[[str], str] = str) -> None:
     """Raises `ConfigError` if one of the given options has no effect: nobody gives an option for nothing.
 
     Args:
-        given: their names; of a dotted one the first part counts.
+        given: their names, which may be dotted.
         config: what they became part of.
+        spell: how the user wrote such a name.
     """
     for name in given:
-        first = name.split(".")[0]
-        if first in _ABOUT_LOW_RANK and "low_rank" not in config.parameters:
+        about = idle(name, config)
+        if about is not None:
+            what = {"low_rank": "low-rank parameters", "classes": "class residuals"}[about]
+            presets = ", ".join(key for key, value in PRESETS.items() if about in value.parameters)
             raise ConfigError(
-                f"The option {name} is about low-rank parameters, and these options learn none. Choose a preset that "
-                f"does: {', '.join(key for key, value in PRESETS.items() if 'low_rank' in value.parameters)}."
+                f"The option {spell(name)} is about {what}, and these options learn none. Leave it out, or choose a "
+                f"preset that does: {presets}."
             )
-        if first == "classes" and "classes" not in config.parameters:
-            raise ConfigError(f"The option {name} is about class residuals, and these options learn none.")
