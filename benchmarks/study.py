@@ -23,8 +23,9 @@ from torch import Tensor
 
 from benchmarks.development import development, scores
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
+from kalmanclip.encoders import Backbone, FeatureCache, LowRankConfig, load_backbone
 from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, classes, preset
+from kalmanclip.observation import LIKELIHOODS
 
 PLAIN = "prior the same in all directions"
 
@@ -56,6 +57,38 @@ def configurations() -> dict[str, KalmanConfig]:
         "low-rank head, then residuals": dataclasses.replace(head, parameters=("low_rank", "classes")),
         "low-rank towers, then residuals": dataclasses.replace(towers, parameters=("low_rank", "classes")),
         "low-rank towers, matched pairs": preset("paper-literal"),
+    }
+
+
+def low_rank_configurations() -> dict[str, KalmanConfig]:
+    """One choice at a time about the low-rank parameters, from the preset `head`."""
+    head = preset("head")
+
+    def but(**options: object) -> KalmanConfig:
+        return dataclasses.replace(head, **options)  # type: ignore[arg-type]
+
+    def placed(**options: object) -> KalmanConfig:
+        return but(low_rank=LowRankConfig(placement="towers", rank=4, **options), prior_std=0.1)  # type: ignore[arg-type]
+
+    return {
+        "head": head,
+        **{f"observation {name}": but(observation=name, prior_std=0.1) for name in LIKELIHOODS if name != "bounded"},
+        "belief block": but(belief="block", low_rank=LowRankConfig(rank=1)),
+        "belief low_rank": but(belief="low_rank", belief_options={"rank": 20}),
+        "prior std 0.1": but(prior_std=0.1),
+        "prior std 1": but(prior_std=1.0),
+        "one pass": but(epochs=1),
+        "twenty passes": but(epochs=20),
+        "alpha 0": but(filter=dataclasses.replace(head.filter, alpha=0.0)),
+        "alpha 1": but(filter=dataclasses.replace(head.filter, alpha=1.0)),
+        "q 1e-4": but(filter=dataclasses.replace(head.filter, q=1e-4)),
+        "rank 4": but(low_rank=LowRankConfig(rank=4)),
+        "image embedding only": but(low_rank=LowRankConfig(towers=("image",))),
+        "text embedding only": but(low_rank=LowRankConfig(towers=("text",))),
+        "towers, last two blocks": placed(last_blocks=2),
+        "towers, last block": placed(last_blocks=1),
+        "image tower, last two blocks": placed(last_blocks=2, towers=("image",)),
+        "text tower, last two blocks": placed(last_blocks=2, towers=("text",)),
     }
 
 
@@ -97,10 +130,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shots", type=int, default=4)
     parser.add_argument("--folds", type=int, default=2)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--low-rank", action="store_true", help="choices about the low-rank parameters")
     parser.add_argument("--only", nargs="+", help="these rows")
     options = parser.parse_args(arguments)
     backbone = load_backbone(options.model)
-    chosen = {name: c for name, c in configurations().items() if not options.only or name in options.only}
+    rows_of = low_rank_configurations if options.low_rank else configurations
+    chosen = {name: config for name, config in rows_of().items() if not options.only or name in options.only}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         backbone = dataclasses.replace(backbone, cache=FeatureCache(Path(folder)))
@@ -116,10 +151,12 @@ def main(arguments: list[str] | None = None) -> None:
     table = Table(
         title=f"{options.model}, {options.shots} shots, seeds {options.seeds}: foreseen / accuracy in % / NLL"
     )
-    for column in ("configuration", *(place.name for place in options.folders), "mean"):
+    places = [place.name for place in options.folders]
+    for column in ("configuration", *places, *(["mean"] if len(places) > 1 else [])):
         table.add_column(column, justify="left" if column == "configuration" else "right")
     for name, cells in sorted(rows, key=lambda row: -row[1][:, 0].mean().item()):
-        texts = ["{:.3f} / {:.1f} / {:.3f}".format(*cell) for cell in (*cells.tolist(), cells.mean(dim=0).tolist())]
+        shown = cells.tolist() if len(places) == 1 else [*cells.tolist(), cells.mean(dim=0).tolist()]
+        texts = ["{:.3f} / {:.1f} / {:.3f}".format(*cell) for cell in shown]
         table.add_row(name, *texts)
     Console(width=150).print(table)
 
