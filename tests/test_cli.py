@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -97,7 +98,7 @@ def test_help_shows_an_example(command):
 def test_help_is_broken_where_the_screen_ends_and_not_where_the_source_does():
     text = call("fit", "--help").stdout.split("Arguments")[0]
     lines = [line.split() for line in text.splitlines()]
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         if line and following and following[0].isalnum():
             assert len(" ".join([*line, following[0]])) > 70, " ".join(line)  # there was no room for one word more
 

@@ -48,6 +48,18 @@ def test_a_word_that_is_nothing_is_taken_for_a_mistyped_name():
         read_data("photos/eurosta")
 
 
+def test_a_folder_with_a_registered_name_is_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as absent:
+        read_data("eurosat", tmp_path / "elsewhere")
+    for part in ("train", "test"):
+        trees.class_tree(tmp_path / "eurosat" / part, ["cat", "dog"], 2)
+    with pytest.raises(DataError, match=r"write \./eurosat$"):
+        read_data("eurosat", tmp_path / "elsewhere")
+    assert "./eurosat" not in str(absent.value)
+    assert read_data("./eurosat").train is not None
+
+
 @pytest.fixture
 def complete(monkeypatch):
     """Three classes pass for all of ImageNet's."""

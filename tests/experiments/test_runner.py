@@ -23,6 +23,7 @@ def done(monkeypatch, make_record):
     def execute(run, source, device, cache, model, progress):
         assert source is PETS
         seeds.append(run.seed)
+        progress("reading", run.seed, 9)
         return make_record(0.5, seed=run.seed)
 
     monkeypatch.setattr(runner, "execute", execute)
@@ -42,6 +43,12 @@ def test_what_is_stored_is_not_done_again(store, done, make_run, make_record):
     assert [record["metrics"]["accuracy"] for record in records] == [0.5, 0.25, 0.5]
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert len(list(store.folder.iterdir())) == 3  # no claim is left
+
+
+def test_what_happens_within_a_run_is_told(store, done, make_run):
+    told = []
+    runner.run_all(runs_of(make_run, 2), [PETS], store, within=lambda *now: told.append(now))
+    assert told == [("reading", 1, 9), ("reading", 2, 9)]
 
 
 def test_failures_are_done_again_on_request_only(store, done, make_run, make_record):

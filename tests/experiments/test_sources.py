@@ -30,7 +30,9 @@ def test_a_registered_data_set_brings_its_prompts_and_runs(eurosat_root):
     (source,) = find_sources(["EuroSAT"], eurosat_root)
     assert (source.name, source.templates) == ("eurosat", ("a centered satellite photo of {}.",))
     (run,) = plan([source], ["zero_shot"], [1], [1], "tiny")
-    record = execute(run, source, "cpu")
+    told = []
+    record = execute(run, source, "cpu", progress=lambda *progress: told.append(progress))
+    assert told[-1][1:] == (20, 20)  # the test images
     assert record["status"] == "done", record
     assert record["task"]["templates"] == ["a centered satellite photo of {}."]
     assert record["task"]["draw"]["validation_from"] == "val"

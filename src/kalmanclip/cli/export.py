@@ -42,9 +42,10 @@ def export(
         "from safetensors.torch import load_file",
         "",
         f"model, _, preprocess = open_clip.create_model_and_transforms({name!r})",
+        "model.eval().requires_grad_(False)",
         f"weight = load_file({str(output / 'classifier.safetensors')!r})['weight']  # one row per class",
         "photo = ImageOps.exif_transpose(Image.open('new.jpg'))  # upright",
-        "features = model.eval().encode_image(preprocess(photo).unsqueeze(0), normalize=True)",
+        "features = model.encode_image(preprocess(photo).unsqueeze(0), normalize=True)",
         "probabilities = (model.logit_scale.exp() * features @ weight.T).softmax(dim=1)",
     ):
         say(f"  {line}", style="cyan")

@@ -22,10 +22,14 @@ def about(method: Kalman) -> list[tuple[str, str]]:
     classes = method.classes
     if classes is not None and classes.belief is not None:
         assert classes.prior_std is not None
-        chosen = f"chosen among {len(classes.foreseen)}" if classes.foreseen else "not chosen: too few images, or given"
+        chosen = "with one image per class there is nothing to choose it by"
+        if classes.foreseen:
+            chosen = f"chosen among {len(classes.foreseen)} on held-out training images"
+        elif classes.config.prior_std is not None:
+            chosen = "as given"
         found.append(("prior std", f"{classes.prior_std:.2f} of a similarity ({chosen})"))
         if classes.foreseen:
             best = classes.foreseen[min(classes.foreseen, key=lambda std: abs(std - (classes.prior_std or 0)))]
-            found.append(("foreseen", f"held-out training images with log-probability {best:.2f} on average"))
+            found.append(("foreseen", f"held-out images with a log-probability of {best:.2f} on average"))
         found.append(("text's share", f"{percent(float(classes.belief.gain))} of what it is zero-shot"))
     return found

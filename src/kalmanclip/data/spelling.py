@@ -82,7 +82,12 @@ def read_data(spelling: str, root: str | os.PathLike[str] | None = None) -> View
         return views
     if is_registered(place):
         word, _, variant = place.partition(":")
-        return load_dataset(word, root, variant=variant or None)
+        try:
+            return load_dataset(word, root, variant=variant or None)
+        except DataError as error:
+            if not Path(place).is_dir():
+                raise
+            raise DataError(f"{error}. If you mean the folder {place} here, write ./{place}") from error
     if is_list(place):
         return read_list(Path(place).expanduser())
     pair = _pair(place)
