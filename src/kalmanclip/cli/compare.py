@@ -231,6 +231,7 @@ def _contaminations(shares: list[str] | None, severities: list[str] | None, seed
         numbers = [float(word) for word in words(shares or ["0"])]
     except ValueError as error:
         raise ConfigError(f"--contamination takes shares such as 0,0.1,0.5, not {','.join(shares or ())!r}.") from error
+    levels = [Contamination(share, strengths, seed) for share in numbers]
     if any(numbers):
         require_package()
-    return [Contamination(share, strengths, seed) for share in numbers]
+    return levels
