@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kalmanclip.errors import ConfigError, KalmanClipError
@@ -44,6 +45,15 @@ def _revive(hint: Any, value: Any, error: type[KalmanClipError]) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
     return value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by dotted name, ``{"noise.beta": 0.9}``; an empty table stays one."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict) and value
+        flat |= flatten(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return flat
 
 
 def merge(old: Any, new: Any) -> Any:

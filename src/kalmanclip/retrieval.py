@@ -23,7 +23,7 @@ from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
 from kalmanclip.errors import DataError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.methods import KalmanConfig, Progress, silent
-from kalmanclip.methods.features import decoded
+from kalmanclip.methods.features import frozen_activations
 from kalmanclip.metrics import RetrievalRecall, embedding_recall
 
 RECALL_AT = (1, 5, 10)
@@ -153,11 +153,10 @@ def embed_images(
     """Unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
     listed, done = list(sources), 0
     rows: list[list[Tensor]] = [[] for _ in encoders]
-    for batch in decoded(encoders[0].backbone, listed):
-        activations = encoders[0].image.prefix(batch)
+    for activations in frozen_activations(encoders[0], listed):
         for column, encoder in zip(rows, encoders, strict=True):
             column.append(encoder.encode_images(activations).float().cpu())
-        done += len(batch)
+        done += len(activations[0])
         progress("reading images", done, len(listed))
     return [torch.cat(column) for column in rows]
 

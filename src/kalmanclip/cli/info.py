@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import kalmanclip
-from kalmanclip.cli.options import build_config, flatten
+from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
+from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _options(saved: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from kalmanclip.methods import idle
 
     config = build_config({}, start=saved)
-    for name, value in flatten(config).items():
+    for name, value in flatten(to_dict(config)).items():
         if idle(name, config) is None:
             yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
 

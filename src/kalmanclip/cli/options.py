@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kalmanclip.config import from_dict, merge, to_dict
+from kalmanclip.config import from_dict, merge
 from kalmanclip.errors import ConfigError
 from kalmanclip.files import read_json
 
@@ -57,18 +57,3 @@ def build_config(
 def _flag(name: str) -> str:
     """An option as the command line calls it: ``low_rank.rank`` is --rank."""
     return "--" + name.rpartition(".")[2].replace("_", "-")
-
-
-def flatten(config: KalmanConfig) -> dict[str, Any]:
-    """Options by dotted name."""
-    flat: dict[str, Any] = {}
-
-    def visit(prefix: str, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict) and value:
-                visit(f"{prefix}{name}.", value)
-            else:
-                flat[prefix + name] = value
-
-    visit("", to_dict(config))
-    return flat

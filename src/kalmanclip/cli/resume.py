@@ -6,8 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kalmanclip.cli.options import build_config, flatten
+from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import some
+from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def require_same_options(
             "This adapter does not say how far its fit came (it was not saved by `kalmanclip fit`). "
             "Start again with --force."
         )
-    old, new = flatten(build_config({}, start=before["config"])), flatten(options)
+    old, new = (flatten(to_dict(c)) for c in (build_config({}, start=before["config"]), options))
     changed = [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
     given = {
         "model": (before["backbone"]["name"], model),

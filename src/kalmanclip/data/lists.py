@@ -64,14 +64,15 @@ def read_captions(path: str | os.PathLike[str], part: str | None = None) -> Capt
     rows = [row for row in _rows(place) if part is None or _part(row) == part]
     if not rows:
         raise DataError(f"{place} has no rows with split {part!r}; leave the part out, or add the column")
-    return CaptionedImages(list(_images(place, rows)), [str(_column(row, _CAPTION)) for row in rows])
+    return _pairs(place, rows)
 
 
 def read_caption_views(path: str | os.PathLike[str]) -> CaptionedViews:
     """Return all parts of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
     place = Path(path)
-    parts = [_part(row) for row in _rows(place)]
-    pairs = read_captions(place)
+    rows = _rows(place)
+    parts = [_part(row) for row in rows]
+    pairs = _pairs(place, rows)
     members = {part: [i for i, own in enumerate(parts) if own == part] for part in PARTS}
     return CaptionedViews(**{part: pairs.subset(members[part]) for part in PARTS if members[part]})
 
@@ -96,6 +97,10 @@ def has_captions_only(path: str | os.PathLike[str]) -> bool:
             f"it has {columns}"
         )
     return not names & set(_LABEL)
+
+
+def _pairs(place: Path, rows: Sequence[Row]) -> CaptionedImages:
+    return CaptionedImages(_images(place, rows), [str(_column(row, _CAPTION)) for row in rows])
 
 
 def _rows(path: Path) -> list[Row]:

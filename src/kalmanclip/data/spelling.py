@@ -15,14 +15,13 @@ import os
 import re
 from pathlib import Path
 
+from kalmanclip.data import lists
 from kalmanclip.data.folder import read_folder
-from kalmanclip.data.lists import read_list
+from kalmanclip.data.hugging_face import PREFIX as HUB
+from kalmanclip.data.hugging_face import read_hugging_face
 from kalmanclip.data.registry import DATA_SETS, Views, find_dataset, load_dataset
 from kalmanclip.data.shot_lists import read_shot_lists
 from kalmanclip.errors import ConfigError, DataError
-
-HUB = "hf:"
-LISTS = (".csv", ".json", ".jsonl", ".ndjson")
 
 _OWN_NAME = re.compile(r"([^/\\:=,{}]+)=(.+)", re.DOTALL)
 
@@ -54,8 +53,8 @@ def is_registered(place: str) -> bool:
 
 
 def is_list(place: str) -> bool:
-    """Whether this is a list of images, by its ending."""
-    return Path(place).suffix.lower() in LISTS and not Path(place).is_dir()
+    """Whether this is a list of images, by its ending; a folder may be called so, too."""
+    return lists.is_list(place) and not Path(place).is_dir()
 
 
 def brings_classes(place: str) -> bool:
@@ -76,10 +75,7 @@ def read_data(spelling: str, root: str | os.PathLike[str] | None = None) -> View
     """
     _, place = split_name(spelling)
     if place.startswith(HUB):
-        from kalmanclip.data.hugging_face import read_hugging_face  # an optional package
-
-        views: Views = read_hugging_face(place)
-        return views
+        return read_hugging_face(place)
     if is_registered(place):
         word, _, variant = place.partition(":")
         try:
@@ -89,7 +85,7 @@ def read_data(spelling: str, root: str | os.PathLike[str] | None = None) -> View
                 raise
             raise DataError(f"{error}. If you mean the folder {place} here, write ./{place}") from error
     if is_list(place):
-        return read_list(Path(place).expanduser())
+        return lists.read_list(Path(place).expanduser())
     pair = _pair(place)
     return _read_pair(*pair) if pair else _read_parts(existing_folder(place))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kalmanclip.config import flatten
 from kalmanclip.data.corruptions import SEVERITIES
 
 METRICS = ("accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
@@ -166,16 +167,8 @@ def _row_names(records: Sequence[Record]) -> Callable[[Record], str]:
 
 def _options(record: Record) -> dict[str, Any]:
     """The options of a run by dotted name, without the seed where it is the run's."""
-    run, flat = record["run"], {}
-
-    def visit(prefix: str, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict):
-                visit(f"{prefix}{name}.", value)
-            else:
-                flat[prefix + name] = value
-
-    visit("", run["config"])
+    run = record["run"]
+    flat = {name: value for name, value in flatten(run["config"]).items() if value != {}}
     if flat.get("seed") == run["seed"]:
         del flat["seed"]
     return flat

@@ -72,7 +72,8 @@ def execute(
         "code": code_version(),
     }
     try:
-        return record | {"status": "done"} | measure(run, source, device, cache, model, progress)
+        backbone = _backbone(model or run.model, device, cache)
+        return record | {"status": "done"} | _measure(run, source, backbone, progress)
     except KalmanClipError as error:
         return record | {"status": "failed", "reason": without_places(str(error), source)}
     except Exception as error:
@@ -82,16 +83,9 @@ def execute(
         return record | {"status": "failed", "reason": reason, "traceback": trace}
 
 
-def measure(
-    run: Run,
-    source: Source,
-    device: str,
-    cache: str | None = None,
-    model: str | None = None,
-    progress: Progress = silent,
-) -> dict[str, Any]:
+def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:
     """Draws the task, lets the method learn, and measures it on the test images and on those of the shifts."""
-    views, backbone = _views(source), _backbone(model or run.model, device, cache)
+    views = _views(source)
     served = _served(backbone)
     assert views.train is not None
     assert views.test is not None
