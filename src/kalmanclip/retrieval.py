@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from kalmanclip.data.pairs import CAPTION_TEMPLATES
 from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
 from kalmanclip.errors import DataError
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.methods import KalmanConfig, Progress, silent
+from kalmanclip.methods import KalmanConfig, Progress, preset, silent
 from kalmanclip.methods.features import frozen_activations
 from kalmanclip.metrics import RetrievalRecall, embedding_recall
 
@@ -53,7 +53,7 @@ def pair_config(**options: Any) -> KalmanConfig:
     Args:
         **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
     """
-    return KalmanConfig(**{"parameters": ("low_rank",), "observation": "contrastive"} | options)
+    return replace(preset("head"), **{"observation": "contrastive"} | options)
 
 
 def fit_pairs(

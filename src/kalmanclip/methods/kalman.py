@@ -16,12 +16,7 @@ from kalmanclip.data.names import name_key
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, SimilarityJacobian
 from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
-from kalmanclip.filtering import (
-    KalmanFilter,
-    ObservationNoise,
-    Step,
-    make_belief,
-)
+from kalmanclip.filtering import KalmanFilter, ObservationNoise, Step, make_belief
 from kalmanclip.methods.base import Needs, Progress, silent
 from kalmanclip.methods.classes import ClassResiduals
 from kalmanclip.methods.features import (
@@ -116,7 +111,7 @@ class Kalman:
         """Gives the residuals the texts as the towers read them now."""
         if self.classes is not None:
             T = self.encoder.encode_texts(self._texts, len(self.templates))
-            self.classes.set_classes(self.class_names, T.to(unit_dtype(T.dtype)))
+            self.classes.set_classes(self.class_names, _precise(T))
 
     def fit(
         self,
@@ -200,8 +195,7 @@ class Kalman:
             rows: list[Tensor] = []
             shown = pictures if crop else sources  # centre crops as everybody decodes them: one cache serves all
             for batch in encoded(self.backbone, shown, image.product, image.prefix, crop):
-                f = self.encoder.encode_images(batch)
-                rows.append(f.to(unit_dtype(f.dtype)))
+                rows.append(_precise(self.encoder.encode_images(batch)))
                 progress("reading images", len(columns) * len(sources) + sum(map(len, rows)), total)
             columns.append(torch.cat(rows))
         return torch.stack(columns, dim=1)
@@ -300,23 +294,20 @@ class Kalman:
         """Logits (N, C) by each encoder, with the class residuals by our own; all share their frozen prefix."""
         if not self.class_names:
             raise ConfigError("The classifier has no classes yet: call fit first.")
-        T = [encoder.encode_texts(self._texts, len(self.templates)) for encoder in encoders]
-        scale = self.backbone.logit_scale
-
-        def score(activations: Activations) -> list[Tensor]:
-            columns: list[Tensor] = []
-            for encoder, t in zip(encoders, T, strict=True):
-                f = encoder.encode_images(activations)
-                if encoder is self.encoder and self.classes is not None:
-                    columns.append(self.classes.logits(f.to(unit_dtype(f.dtype))))
-                else:
-                    columns.append(scale * f @ t.mT)
-            return columns
-
-        batches = self._each_batch(images, score, progress)
+        scorers = [self._scorer(encoder) for encoder in encoders]
+        batches = self._each_batch(images, lambda activations: [score(activations) for score in scorers], progress)
         if not batches:
             return [torch.empty(0, len(self.class_names)) for _ in encoders]
         return [torch.cat(column).cpu() for column in zip(*batches, strict=True)]
+
+    def _scorer(self, encoder: DualEncoder) -> Callable[[Activations], Tensor]:
+        """How an encoder scores a batch: activations to logits (B, C). The residuals hold the texts already."""
+        classes = self.classes if encoder is self.encoder else None
+        if classes is not None:
+            return lambda activations: classes.logits(_precise(encoder.encode_images(activations)))
+        T = encoder.encode_texts(self._texts, len(self.templates))
+        scale = self.backbone.logit_scale
+        return lambda activations: scale * encoder.encode_images(activations) @ T.mT
 
     @torch.no_grad()
     def class_weights(self) -> Tensor:
@@ -343,8 +334,7 @@ class Kalman:
         if self.classes is None or self.classes.belief is None:  # not among the parameters, or not their turn yet
             return self._linearised_low_rank(activations)
         with torch.no_grad():
-            f = self.encoder.encode_images(activations)
-            f = f.to(unit_dtype(f.dtype))
+            f = _precise(self.encoder.encode_images(activations))
             mean, variance = self.classes.logits(f), self.classes.variance(f)
         if self.filter is None:
             return mean, variance
@@ -362,6 +352,11 @@ class Kalman:
             means.append(scale * jacobian.S)
             variances.append(scale**2 * self.filter.belief.variance(rows).unsqueeze(0))
         return torch.cat(means), torch.cat(variances)
+
+
+def _precise(embeddings: Tensor) -> Tensor:
+    """Embeddings in float32 at least, as class residuals are learned."""
+    return embeddings.to(unit_dtype(embeddings.dtype))
 
 
 def _refuse_equal_prompts(class_names: Sequence[str], tokens: list[list[int]]) -> None:

@@ -10,19 +10,21 @@ from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.kalman_config import KalmanConfig
 
+_TOWERS = LowRankConfig(placement="towers", rank=4, last_blocks=2)
+
 PRESETS: dict[str, KalmanConfig] = {
     "default": KalmanConfig(),
     "head": KalmanConfig(parameters=("low_rank",)),
     "paper": KalmanConfig(
         parameters=("low_rank",),
-        low_rank=LowRankConfig(placement="towers", rank=4, last_blocks=2),
+        low_rank=_TOWERS,
         observation="contrastive",
         prior_std=0.1,
         epochs=2,
     ),
     "paper-literal": KalmanConfig(
         parameters=("low_rank",),
-        low_rank=LowRankConfig(placement="towers", rank=4, last_blocks=2),
+        low_rank=_TOWERS,
         observation="cosine",
         belief_options={"update": "covariance"},
         prior_std=0.01,
