@@ -21,7 +21,7 @@ class Run:
     """Everything a result depends on besides the code: two equal runs need not both be run.
 
     Attributes:
-        data: what the data set is called in tables.
+        data: what tables call the data set. No result depends on it, so it is not part of the run's address.
         fingerprint: a hash of the names, labels and classes of all its images (`sources.Source.fingerprint`). Where
             the data set lies is not part of a run, so results stay valid when it is moved.
         templates: the prompt templates.
@@ -36,7 +36,7 @@ class Run:
             with another label a finished run stays finished.
     """
 
-    data: str
+    data: str = field(compare=False)
     fingerprint: str
     templates: tuple[str, ...]
     method: str
@@ -71,7 +71,8 @@ class Run:
 
 def address_of(plain: Mapping[str, Any]) -> str:
     """The address of a run that is given as plain JSON values (`Run.to_dict`)."""
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    counted = {name: value for name, value in plain.items() if name != "data"}
+    text = json.dumps(counted, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -81,7 +81,12 @@ def run_all(
                 progress(len(jobs.records), jobs.total)
         finally:
             done.close()  # ends the workers now, whatever stopped us
-    return [jobs.records[run.address] | {"label": run.label} for run in runs]
+    return [_named(jobs.records[run.address], run) for run in runs]
+
+
+def _named(record: Record, run: Run) -> Record:
+    """A record with the names of this plan, whoever made it and whatever they called it."""
+    return record | {"label": run.label, "run": record["run"] | {"data": run.data}}
 
 
 class _Jobs:

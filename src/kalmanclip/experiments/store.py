@@ -36,7 +36,7 @@ class Store:
     def record(self, run: Run) -> Record | None:
         """The record of a run that is done or has failed; None where it is missing, damaged, or another run's."""
         record = _read(self.path(run))
-        return record if record is not None and record["run"] == run.to_dict() else None
+        return record if record is not None and address_of(record["run"]) == run.address else None
 
     def finished(self, run: Run) -> Record | None:
         """The record of a run that is done; None also for one that has failed."""
