@@ -1,5 +1,7 @@
 """A record as `execute` makes it, without the work."""
 
+import shutil
+
 import pytest
 
 from kalmanclip.experiments.run import Run
@@ -40,3 +42,38 @@ def _make_run():
 @pytest.fixture(name="make_record")
 def _make_record():
     return make_record
+
+
+@pytest.fixture(scope="session")
+def small_plan(shapes, tmp_path_factory):
+    """Sources and runs of a comparison of six short runs."""
+    from kalmanclip.experiments import find_sources, plan
+
+    root = tmp_path_factory.mktemp("data") / "small"
+    for path in sorted(shapes.glob("*/*.png")):
+        place = root / ("train" if int(path.stem) < 3 else "test") / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    sources = find_sources([str(root)])
+    return sources, plan(sources, ["zero_shot", "gda"], [1], [1, 2, 3], "tiny")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(small_plan, tmp_path_factory):
+    """What must come out of those runs, whatever happens meanwhile (see `comparable`)."""
+    from kalmanclip.experiments import Store, run_all
+
+    sources, runs = small_plan
+    records = run_all(runs, sources, Store(tmp_path_factory.mktemp("undisturbed")), cpus_per_run=1)
+    assert all(record["status"] == "done" for record in records)
+    return comparable(records)
+
+
+def comparable(records):
+    """All that a record says but how long it took, and of which code it is the result."""
+    return [{name: value for name, value in record.items() if name not in ("seconds", "code")} for record in records]
+
+
+@pytest.fixture(name="comparable")
+def _comparable():
+    return comparable

@@ -1,7 +1,16 @@
-"""Which runs are done, by whom, and what others' results and old failures mean. No run is really done here."""
+"""Which runs are done, by whom, and what others' results and old failures mean; at the end, with real processes."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
 
 import pytest
+import torch
 
+from kalmanclip.errors import ConfigError
 from kalmanclip.experiments import runner
 from kalmanclip.experiments.claims import Claims
 from kalmanclip.experiments.sources import Source
@@ -95,3 +104,85 @@ def test_claims_are_given_back_when_something_stops_us(store, done, make_run, mo
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(runs_of(make_run), [PETS], store)
     assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("numbers", [{"workers": 0}, {"attempts": 0}, {"cpus_per_run": 0}])
+def test_numbers_that_cannot_work_are_refused(store, done, make_run, numbers):
+    with pytest.raises(ConfigError, match=f"{next(iter(numbers))} must be at least 1"):
+        runner.run_all(runs_of(make_run), [PETS], store, **numbers)
+
+
+def test_threads_are_those_that_were_asked_for_and_only_meanwhile(store, make_run, make_record, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def execute(run, *others):
+        seen.append(torch.get_num_threads())
+        return make_record(0.5, seed=run.seed)
+
+    monkeypatch.setattr(runner, "execute", execute)
+    runner.run_all(runs_of(make_run, 1), [PETS], store, cpus_per_run=before + 1)
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+class Deadly(Source):
+    """A data set that ends every process that reads it."""
+
+    def read(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_may_be_killed_at_any_moment(small_plan, undisturbed, comparable, tmp_path):
+    sources, runs = small_plan
+    deadly = Deadly("deadly", "deadly", None, ("a {}.",), "0" * 64)
+    doomed = replace(runs[0], data="deadly", fingerprint=deadly.fingerprint)
+    chance, killed = random.Random(), []
+
+    def kill_one(done, total):
+        if done and not killed:
+            time.sleep(chance.uniform(0, 0.2))
+            killed.append(chance.choice(multiprocessing.active_children()).pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    store = Store(tmp_path)
+    everything = [doomed, *runs]
+    records = runner.run_all(
+        everything, [*sources, deadly], store, workers=2, cpus_per_run=1, attempts=2, progress=kill_one
+    )
+    assert killed
+    assert comparable(records[1:]) == undisturbed
+    assert records[0]["status"] == "failed"
+    assert "died 2 times: killed by SIGKILL" in records[0]["reason"]
+    assert comparable(map(store.record, everything)) == comparable(records)
+    assert len(list(tmp_path.iterdir())) == len(everything)  # no claim is left
+    assert multiprocessing.active_children() == []
+
+
+def drive(folder, sources, runs):
+    runner.run_all(runs, sources, Store(folder), cpus_per_run=1)
+
+
+def test_the_driver_may_be_killed_at_any_moment(small_plan, undisturbed, comparable, tmp_path):
+    sources, runs = small_plan
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kalmanclip.experiments"])  # imported once, for all drivers
+    store, chance = Store(tmp_path), random.Random()
+
+    def results():
+        return {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+
+    for _ in range(3):
+        before = results()
+        driver = context.Process(target=drive, args=(tmp_path, sources, runs))
+        driver.start()
+        while len(results()) == len(before) and driver.is_alive():
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.1))
+        driver.kill()
+        driver.join()
+        kept = results()
+        assert len(before) < len(kept) == len(store.records())  # each of them whole
+        assert all(kept[path] == content for path, content in before.items())
+    records = runner.run_all(runs, sources, store, cpus_per_run=1)
+    assert comparable(records) == undisturbed
+    assert all(results()[path] == content for path, content in kept.items())

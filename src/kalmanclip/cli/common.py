@@ -14,6 +14,7 @@ import typer
 
 from kalmanclip.cli.screen import waiting
 from kalmanclip.errors import AdapterError, ConfigError, ImageError
+from kalmanclip.files import read_json
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
@@ -42,6 +43,14 @@ def check_device(device: str | None) -> None:
         from kalmanclip.encoders.backbone import check_device
 
         check_device(device)
+
+
+def options_file(path: Path | None) -> dict[str, Any]:
+    """A JSON file with options by method; nothing without one."""
+    options = {} if path is None else read_json(path, ConfigError)
+    if not isinstance(options, dict):
+        raise ConfigError(f"{path} must hold options by method, such as {{'kalman': {{'preset': 'paper'}}}}.")
+    return options
 
 
 @contextmanager

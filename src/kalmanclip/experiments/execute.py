@@ -64,23 +64,26 @@ def execute(
         model: how the run's backbone is spelled here, where that is not its name (see `models.model_name`).
         progress: called as ``progress(stage, done, total)``.
     """
-    record = {
-        "format": FORMAT,
-        "address": run.address,
-        "label": run.label,
-        "run": run.to_dict(),
-        "code": code_version(),
-    }
     try:
         backbone = _backbone(model or run.model, device, cache)
-        return record | {"status": "done"} | _measure(run, source, backbone, progress)
+        return _head(run) | {"status": "done"} | _measure(run, source, backbone, progress)
     except KalmanClipError as error:
-        return record | {"status": "failed", "reason": without_places(str(error), source)}
+        return failure(run, source, str(error)) | {"error": type(error).__name__}  # some are findings about the method
     except Exception as error:
         # not one of ours, so a bug or a full memory: what is needed to find it goes into the record
-        reason = without_places(f"unexpected {type(error).__name__}: {error}", source)
         trace = without_places(traceback.format_exc(), source)
-        return record | {"status": "failed", "reason": reason, "traceback": trace}
+        return failure(run, source, f"unexpected {type(error).__name__}: {error}") | {"traceback": trace}
+
+
+def failure(run: Run, source: Source, reason: str) -> dict[str, Any]:
+    """The record of a run that failed, be it that its process did."""
+    return _head(run) | {"status": "failed", "reason": without_places(reason, source)}
+
+
+def _head(run: Run) -> dict[str, Any]:
+    """What a record says of its run, however that ended."""
+    plain = run.to_dict()
+    return {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
 
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:

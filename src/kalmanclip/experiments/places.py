@@ -24,6 +24,11 @@ def without_places(text: str, source: Source) -> str:
     known = {form for root in roots for form in (root, Path.cwd() / root, root.resolve()) if form.is_absolute()}
     for folder in sorted((str(form) for form in known if len(form.parts) > 1), key=len, reverse=True):
         text = re.sub(re.escape(folder) + r"[/\\]?", "", text)
+    return without_paths(text)
+
+
+def without_paths(text: str) -> str:
+    """The text with only the end of every long path in it."""
     return _PATH.sub("", text)
 
 

@@ -1,24 +1,19 @@
-"""Doing the runs that are not done yet, here or in a pool of processes; each result is kept as soon as it is there."""
+"""Doing the runs that are not done yet, here or by workers; each result is kept as soon as it is there."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
-import signal
-import threading
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
-from kalmanclip.errors import ConfigError, KalmanClipError
+from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.claims import Claims
+from kalmanclip.experiments.crew import Crew
 from kalmanclip.experiments.execute import execute
+from kalmanclip.experiments.pool import Arguments, LocalPool, Pool
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.store import Record, Store
@@ -40,6 +35,10 @@ def run_all(
     waiting: Callable[[int], None] = lambda count: None,
     model: str | None = None,
     within: Progress = silent,
+    attempts: int = 3,
+    cpus_per_run: int | None = None,
+    gpus_per_run: float = 0.0,
+    ray: str | None = None,
 ) -> list[Record]:
     """Returns the records of all runs, in their order, doing those that the store does not have.
 
@@ -50,41 +49,52 @@ def run_all(
         runs: what to do.
         sources: the data sets they name.
         store: where results are kept.
-        device: where the backbones lie.
-        workers: processes, each with its own backbone; 1 does the runs in this process.
+        device: where the backbones lie; on a cluster ``gpus_per_run`` decides.
+        workers: processes, each with its own backbone; 1 does the runs in this process. On a cluster, its room counts.
         progress: called with the numbers of runs that are done and of all.
         cache: a folder for products of the frozen backbone, which runs, workers and later calls share (see
             `kalmanclip.encoders.cache_folder`); None: they are computed in every run.
         retry: whether runs that failed earlier are tried again.
         waiting: called again and again with the number of runs that other processes do while nothing else is left.
         model: how the runs' backbone is spelled here, where that is not its name (see `models.model_name`).
-        within: called as ``within(stage, done, total)`` during a run, if there is one worker.
+        within: called as ``within(stage, done, total)`` during a run, if it is done in this process.
+        attempts: how often a run is started whose worker process dies; after that it has failed.
+        cpus_per_run: threads of torch in a run; None: all, divided among the workers, or on a cluster one.
+        gpus_per_run: on a cluster, the GPUs of a run: whole ones, or a share of one; 0: none.
+        ray: the address of a Ray cluster that does the runs; see `ray_pool.RayPool`. None: they are done here.
 
     Raises:
-        KalmanClipError: a worker died. A run that merely fails is a record like any other.
+        ConfigError: a number is too small, or there is no such cluster.
+        KalmanClipError: no worker can be started. A run that fails, or ends its worker, is a record like any other.
     """
-    if workers < 1:
-        raise ConfigError(f"workers must be at least 1, not {workers}.")
+    for name, number in (("workers", workers), ("attempts", attempts), ("cpus_per_run", cpus_per_run)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, not {number}.")
     with Claims(store.folder) as claims:
         jobs = _Jobs(runs, store, claims, retry)
         progress(len(jobs.records), jobs.total)
         by_name = {source.name: source for source in sources}
         folder = None if cache is None else os.fspath(cache)
+        if ray is not None:
+            device = "cuda" if gpus_per_run else "cpu"  # the nodes'; Ray shows each worker its own GPU alone
 
-        def arguments(run: Run) -> tuple[Run, Source, str, str | None, str | None]:
+        def arguments(run: Run) -> Arguments:
             return run, by_name[run.data], device, folder, model
 
-        workers = min(workers, len(jobs.open))
-        done = _in_pool(jobs, arguments, workers, waiting) if workers > 1 else _here(jobs, arguments, waiting, within)
+        if not jobs.open or (ray is None and workers == 1):
+            done = _here(jobs, arguments, waiting, within, cpus_per_run)
+        else:
+            pool = _pool(min(workers, len(jobs.open)), cpus_per_run, gpus_per_run, ray)
+            done = _by_workers(jobs, arguments, pool, attempts, waiting)
         try:
             for _ in done:
                 progress(len(jobs.records), jobs.total)
         finally:
             done.close()  # ends the workers now, whatever stopped us
-    return [_named(jobs.records[run.address], run) for run in runs]
+    return [named(jobs.records[run.address], run) for run in runs]
 
 
-def _named(record: Record, run: Run) -> Record:
+def named(record: Record, run: Run) -> Record:
     """A record with the names of this plan, whoever made it and whatever they called it."""
     return record | {"label": run.label, "run": record["run"] | {"data": run.data}}
 
@@ -137,68 +147,51 @@ class _Jobs:
         return True
 
 
-Arguments = Callable[[Run], tuple[Run, Source, str, str | None, str | None]]
-"""What `execute` is called with."""
-
-
 def _here(
-    jobs: _Jobs, arguments: Arguments, waiting: Callable[[int], None], within: Progress
+    jobs: _Jobs,
+    arguments: Callable[[Run], Arguments],
+    waiting: Callable[[int], None],
+    within: Progress,
+    threads: int | None,
 ) -> Generator[None, None, None]:
-    while jobs.open:
-        run = jobs.next()
-        if run is not None:
-            jobs.save(run, execute(*arguments(run), within))
-        elif jobs.open:
-            waiting(len(jobs.open))
-            time.sleep(PAUSE)
-        yield
-
-
-def _in_pool(
-    jobs: _Jobs, arguments: Arguments, workers: int, waiting: Callable[[int], None]
-) -> Generator[None, None, None]:
-    # spawn: a forked child of a process that has used threads or a GPU may hang
-    context = multiprocessing.get_context("spawn")
-    # The workers wait for the end of this pipe. However this process ends, kill -9 included, its end is closed then.
-    reader, writer = context.Pipe(duplex=False)
-    threads = max(1, torch.get_num_threads() // workers)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (reader, threads))
-    futures: dict[Future[Record], Run] = {}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
     try:
-        while jobs.open or futures:
-            # no more than the workers do now: what is claimed others cannot do
-            while len(futures) < workers and (run := jobs.next()) is not None:
-                futures[pool.submit(execute, *arguments(run))] = run
-            if futures:
-                for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    jobs.save(futures.pop(future), future.result())
+        while jobs.open:
+            run = jobs.next()
+            if run is not None:
+                jobs.save(run, execute(*arguments(run), within))
             elif jobs.open:
                 waiting(len(jobs.open))
                 time.sleep(PAUSE)
             yield
-        pool.shutdown()
-    except BrokenProcessPool as error:
-        raise KalmanClipError(
-            "A worker process died, perhaps for lack of memory. Finished runs are kept: the same command goes on with "
-            "the others; give it fewer workers."
-        ) from error
     finally:
-        writer.close()
-        reader.close()
-        pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(before)
 
 
-def _start_worker(pipe: Connection, threads: int) -> None:
-    """Prepares a worker: it ends with its parent, leaves Ctrl-C to it, and is quiet."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
-    torch.set_num_threads(threads)
-    logging.getLogger().setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> Pool[Any]:
+    if ray is None:
+        return LocalPool(workers, cpus)
+    from kalmanclip.experiments.ray_pool import RayPool
+
+    return RayPool(ray, cpus or 1, gpus)
 
 
-def _end_with(pipe: Connection) -> None:
-    try:
-        pipe.recv()
-    except (EOFError, OSError):
-        os._exit(1)  # nothing is lost: results are the parent's business
+def _by_workers(
+    jobs: _Jobs, arguments: Callable[[Run], Arguments], pool: Pool[Any], attempts: int, waiting: Callable[[int], None]
+) -> Generator[None, None, None]:
+    with pool:
+        crew = Crew(pool, attempts)
+        try:
+            while jobs.open or crew.busy:
+                # no more than the workers do now: what is claimed others cannot do
+                while crew.has_time and (run := jobs.next()) is not None:
+                    crew.give(arguments(run))
+                if crew.has_time and jobs.open:
+                    waiting(len(jobs.open))
+                crew.fit(len(jobs.open))
+                for run, record in crew.collect(PAUSE):
+                    jobs.save(run, record)
+                yield
+        finally:
+            crew.close()

@@ -1,0 +1,160 @@
+"""How the runs of a plan are done: the options that commands with many runs share, and the doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kalmanclip.cli.common import check_device
+from kalmanclip.cli.guard import INTERRUPTED
+from kalmanclip.cli.screen import bars, note
+from kalmanclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments import Run, Source, Store
+
+ATTEMPTS = 3
+
+Workers = Annotated[
+    int, typer.Option(help="Processes here, each with its own copy of the model; with --ray the cluster counts.", min=1)
+]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        help="A folder for what the frozen model computes, shared by runs and commands; off: none. "
+        "Default: $KALMANCLIP_CACHE, else your cache folder."
+    ),
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try runs again that failed earlier.")]
+Attempts = Annotated[int, typer.Option(help="How often a run is started whose worker process dies.", min=1)]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Do the runs on a Ray cluster: auto (the one this machine belongs to), HOST:PORT, or local "
+        "(started here, for this command).",
+    ),
+]
+CpusPerRun = Annotated[
+    int | None,
+    typer.Option(help="Processor threads of a run. Default: all, divided among the workers; with --ray 1.", min=1),
+]
+GpusPerRun = Annotated[
+    float | None, typer.Option(help="With --ray: GPUs of a run, such as 0.5 for two runs per GPU. Default: 0, no GPU.")
+]
+
+
+@dataclass(frozen=True)
+class Running:
+    """What those options were set to; `run_planned` follows it.
+
+    Attributes:
+        device: where the backbones lie; None: a GPU if there is one.
+        workers: processes on this computer.
+        cache: the folder for products of the frozen backbone, as the user spelled it.
+        ray: the address of a Ray cluster; None: the runs are done here.
+        gpus_per_run: GPUs of a run on the cluster, perhaps a fraction of one; None: none.
+        cpus_per_run: processor threads of a run; None: the usual number.
+        attempts: how often a run is started whose worker dies.
+        retry_failed: whether runs that failed earlier are tried again.
+    """
+
+    device: str | None = None
+    workers: int = 1
+    cache: str | None = None
+    ray: str | None = None
+    gpus_per_run: float | None = None
+    cpus_per_run: int | None = None
+    attempts: int = ATTEMPTS
+    retry_failed: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot work, before data sets are read.
+
+        Raises:
+            ConfigError: options contradict each other, the device is not here, or Ray is not installed.
+        """
+        if self.ray is None:
+            if self.gpus_per_run is not None:
+                raise ConfigError("--gpus-per-run is for --ray. Without it, --device and --workers say what is used.")
+            check_device(self.device)
+            return
+        if self.device is not None:
+            raise ConfigError(
+                "With --ray the nodes have the devices: instead of --device give --gpus-per-run, or none."
+            )
+        from kalmanclip.experiments.ray_pool import check_share, require_ray
+
+        check_share(self.gpus_per_run or 0.0)
+        require_ray()
+
+
+def run_planned(
+    runs: Sequence[Run], sources: Sequence[Source], store: Store, model: str | None, running: Running
+) -> list[dict[str, Any]]:
+    """The records of all runs, in their order, with progress bars; says what is there already and what Ctrl-C leaves.
+
+    Args:
+        runs: what to do; those that the store has are not done again.
+        sources: the data sets they name.
+        store: where results are kept; its folder exists.
+        model: how the runs' backbone is spelled here; None: as the runs name it.
+        running: how.
+    """
+    from kalmanclip.experiments import run_all
+
+    running.check()
+    _tell_what_is_there(runs, store, running.retry_failed)
+    try:
+        with bars() as show:
+            return run_all(
+                runs,
+                sources,
+                store,
+                device=running.device or _best_device(),
+                workers=running.workers,
+                progress=lambda done, total: show("runs", done, total),
+                cache=_cache(running.cache),
+                retry=running.retry_failed,
+                waiting=lambda count: show("runs of other processes", 0, count),
+                model=model,
+                within=lambda stage, done, total: show("this run", done, total),
+                attempts=running.attempts,
+                cpus_per_run=running.cpus_per_run,
+                gpus_per_run=running.gpus_per_run or 0.0,
+                ray=running.ray,
+            )
+    except KeyboardInterrupt:
+        done = sum(store.finished(run) is not None for run in runs)
+        note(f"Stopped. {done} of {len(runs)} runs are kept in {store.folder}; the same command goes on.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _tell_what_is_there(runs: Sequence[Run], store: Store, retry: bool) -> None:
+    records = [record for run in runs if (record := store.record(run)) is not None]
+    failed = sum(record["status"] == "failed" for record in records)
+    before = len(records) - (failed if retry else 0)
+    if before:
+        more = f", {failed} of them failed (--retry-failed tries them again)" if failed and not retry else ""
+        note(f"{before} of {len(runs)} runs are finished already{more}.")
+
+
+def _cache(choice: str | None) -> Path | None:
+    """The folder of the cache, and a note if nothing more can be kept there."""
+    from kalmanclip.encoders import FeatureCache, cache_folder
+
+    folder = cache_folder(choice)
+    if folder is not None and (trouble := FeatureCache(folder).trouble()):
+        note(f"{trouble} Images that are not in it are encoded for every run. Another place: --cache.")
+    return folder
+
+
+def _best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

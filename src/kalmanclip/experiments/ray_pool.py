@@ -1,0 +1,205 @@
+"""Workers on a Ray cluster. Results come back to the process that asked for them: the nodes write no results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.execute import execute
+from kalmanclip.experiments.pool import Arguments, WorkerDied, prepare
+
+REACH = 20.0
+"""Seconds after which a cluster that does not answer is given up."""
+_CLIENT = "ray://"
+"""How addresses for computers outside a cluster begin. Their jobs end with the connection; a driver inside is safer."""
+
+
+def require_ray() -> Any:
+    """The package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when a cluster is started
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # or pages about dead workers go to stdout, among results
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("Ray is not installed. Install it with: pip install 'kalmanclip[ray]'") from error
+    return ray
+
+
+def check_share(gpus: float) -> None:
+    """Refuses numbers of GPUs that Ray cannot give to a run."""
+    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        raise ConfigError(
+            f"A run can have a share of one GPU, such as 0.5, or whole ones, not {gpus:g}. Change --gpus-per-run."
+        )
+
+
+class RayPool:
+    """Workers on a cluster: actors, each with its share of a node, for as long as there is something to do.
+
+    A connection to a cluster that this process has already is used, and left open.
+
+    Args:
+        address: ``auto`` (the cluster that this computer belongs to, or ``$RAY_ADDRESS``), ``local`` (one that is
+            started here and ends with the pool), or ``host:port``; this computer must belong to the cluster.
+        cpus: of a worker; also its number of threads.
+        gpus: of a worker: whole ones, or a share of one.
+    """
+
+    advice = "perhaps for lack of memory: try more --cpus-per-run or --gpus-per-run, so that a node does fewer at once"
+
+    def __init__(self, address: str, cpus: int, gpus: float = 0.0) -> None:
+        check_share(gpus)
+        self.ray = require_ray()
+        self.address, self.cpus, self.gpus = address, cpus, gpus
+        self._ours = False
+
+    def __enter__(self) -> RayPool:
+        """Connects.
+
+        Raises:
+            ConfigError: there is no such cluster, or none of its nodes is large enough.
+        """
+        if not self.ray.is_initialized():
+            _connect(self.ray, self.address)
+            self._ours = True
+        if not self.size():
+            self.__exit__()
+            needs = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+            raise ConfigError(
+                f"No node of the Ray cluster {self.address} has the {needs} that a run is to have. Start such nodes "
+                "first, or change --cpus-per-run or --gpus-per-run."
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ours:
+            self.ray.shutdown()
+
+    def size(self) -> int:
+        """How many workers the nodes that are alive have room for."""
+        return sum(room(node["Resources"], self.cpus, self.gpus) for node in self.ray.nodes() if node["Alive"])
+
+    def hire(self) -> RayWorker:
+        """A new worker, on whichever node has room for it."""
+        actors = self.ray.remote(_Actor).options(num_cpus=self.cpus, num_gpus=self.gpus)
+        settings = {name: value for name, value in os.environ.items() if name.startswith("KALMANCLIP_")}
+        return RayWorker(self.ray, actors.remote(self.cpus, str(Path.cwd()), settings))
+
+    def wait(self, workers: Sequence[RayWorker], seconds: float) -> list[RayWorker]:
+        """Those that have spoken or died."""
+        by_answer = {worker.promise: worker for worker in workers}
+        ready, _ = self.ray.wait(list(by_answer), num_returns=1, timeout=seconds)
+        return [by_answer[answer] for answer in ready]
+
+
+class RayWorker:
+    """An actor. Ray itself restarts nothing: `crew.Crew` counts attempts, here as on one computer.
+
+    Args:
+        ray: the package.
+        actor: of `_Actor`.
+    """
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.promise = actor.ready.remote()
+
+    def give(self, arguments: Arguments) -> None:
+        """Lets it do a run."""
+        self.promise = self._actor.execute.remote(arguments)
+
+    def answer(self) -> dict[str, Any] | None:
+        """What it said."""
+        try:
+            answer: dict[str, Any] | None = self._ray.get(self.promise)
+            return answer
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDied(_cause(error)) from error
+
+    def end(self) -> None:
+        """Ends it at once."""
+        with suppress(Exception):  # the cluster may be gone, too
+            self._ray.kill(self._actor)
+
+
+class _Actor:
+    """What runs on a node.
+
+    Args:
+        threads: of torch.
+        folder: where the command was given; relative paths of data sets start there.
+        settings: environment variables of this package.
+    """
+
+    def __init__(self, threads: int, folder: str, settings: dict[str, str]) -> None:
+        prepare(threads)
+        os.environ.update(settings)
+        with suppress(OSError):  # it matters to relative paths only, and then the run says what is missing
+            os.chdir(folder)
+
+    def ready(self) -> None:
+        """Answers when the actor is there."""
+
+    def execute(self, arguments: Arguments) -> dict[str, Any]:
+        """Does a run."""
+        return execute(*arguments)
+
+
+def room(resources: dict[str, float], cpus: int, gpus: float) -> int:
+    """How many workers fit onto a node: a share of a GPU is a share of one GPU, never of two."""
+    fits = int(resources.get("CPU", 0) // cpus)
+    if not gpus:
+        return fits
+    whole = resources.get("GPU", 0)
+    # the tiny surplus: 1 / 0.1 // 1 should be ten
+    return min(fits, int(whole) * int(1 / gpus + 1e-6) if gpus <= 1 else int(whole // gpus))
+
+
+def _connect(ray: Any, address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == "local":
+        quiet["include_dashboard"] = False
+    elif address != "auto":
+        _check_reachable(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        raise ConfigError(_unreachable(address, str(error))) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Knocks at the door, since Ray itself waits for minutes."""
+    host, _, port = address.rpartition(":")
+    if address.startswith(_CLIENT) or not host or not port.isdigit():
+        raise ConfigError(
+            f"The address of a Ray cluster is auto, local or HOST:PORT, not {address!r}. Give the command on a "
+            "computer that belongs to the cluster."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+    except OSError as error:
+        raise ConfigError(_unreachable(address, error.strerror or str(error))) from error
+
+
+def _unreachable(address: str, why: str) -> str:
+    first = next((line.strip() for line in why.splitlines() if line.strip()), "no reason given").rstrip(".")
+    return (
+        f"The Ray cluster {address} cannot be reached: {first}. Start one with: ray start --head, or give --ray local."
+    )
+
+
+def _cause(error: Exception) -> str:
+    """What Ray says about a death, in one line: it says much, the gist in the first sentence of one of the lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    telling = [line for line in lines if "because" in line or "died" in line or "Error" in line]
+    return (telling or lines)[-1].split(". ")[0].rstrip(".")
