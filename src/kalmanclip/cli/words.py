@@ -22,6 +22,15 @@ def integers(option: str, values: Sequence[str] | None) -> list[int]:
         raise ConfigError(f"--{option} takes whole numbers, such as --{option} 1,2,4, not {given!r}.") from error
 
 
+def shares(option: str, values: Sequence[str] | None) -> list[float]:
+    """The same for shares of one."""
+    try:
+        return [float(word) for word in words(values)]
+    except ValueError as error:
+        given = ",".join(values or ())
+        raise ConfigError(f"--{option} takes shares, such as --{option} 0,0.1,0.5, not {given!r}.") from error
+
+
 def spellings(values: Sequence[str] | None) -> list[str]:
     """The same for data sets, but the name of an existing folder may have commas, and so may what the hub is told."""
     from kalmanclip.data.spelling import HUB, split_name

@@ -23,16 +23,25 @@ def write_report(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, G
 
     With several backbones each has figures of its own, such as figure_RN50-openai.png.
     """
-    models = dict.fromkeys(record["run"]["model"] for record in records)
-    grids = {model: Grid([r for r in records if r["run"]["model"] == model]) for model in models}
-    short = [{name: value for name, value in record.items() if name not in LEFT_OUT} for record in records]
-    write_json_atomic(folder / "results.json", {"runs": short}, DataError)
+    grids = by_backbone(records)
+    write_json_atomic(folder / "results.json", shortened(records), DataError)
     write_atomic(folder / "table.csv", to_csv(grids), DataError)
     write_atomic(folder / "table.md", to_markdown(grids), DataError)
     for model, grid in grids.items():
         name = "figure" if len(grids) == 1 else "figure_" + re.sub(r"[^\w.-]+", "-", model)
         draw_figure([folder / f"{name}.png", folder / f"{name}.svg"], grid)
     return grids
+
+
+def by_backbone(records: Sequence[dict[str, Any]]) -> dict[str, Grid]:
+    """The cells of records with any backbones, by backbone."""
+    models = dict.fromkeys(record["run"]["model"] for record in records)
+    return {model: Grid([r for r in records if r["run"]["model"] == model]) for model in models}
+
+
+def shortened(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What results.json holds: the records without `LEFT_OUT`."""
+    return {"runs": [{name: value for name, value in r.items() if name not in LEFT_OUT} for r in records]}
 
 
 def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

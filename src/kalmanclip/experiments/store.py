@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ class Store:
 
     Args:
         folder: where they lie; it must exist.
+        also: further folders of results, only read: what is done there need not be done again.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], also: Iterable[str | os.PathLike[str]] = ()) -> None:
         self.folder = Path(folder)
+        self.also = tuple(Path(other) for other in also)
 
     def path(self, run: Run) -> Path:
         """The file of a run."""
@@ -35,8 +38,11 @@ class Store:
 
     def record(self, run: Run) -> Record | None:
         """The record of a run that is done or has failed; None where it is missing, damaged, or another run's."""
-        record = _read(self.path(run))
-        return record if record is not None and address_of(record["run"]) == run.address else None
+        for folder in (self.folder, *self.also):
+            record = _read(folder / self.path(run).name)
+            if record is not None and address_of(record["run"]) == run.address:
+                return record
+        return None
 
     def finished(self, run: Run) -> Record | None:
         """The record of a run that is done; None also for one that has failed."""
@@ -49,9 +55,18 @@ class Store:
 
     def records(self) -> list[Record]:
         """All records there are, whoever planned them, in the order of their addresses; damaged ones are left out."""
-        paths = sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
-        found = ((path, _read(path)) for path in paths)
-        return [record for path, record in found if record is not None and address_of(record["run"]) == path.stem]
+        return self.contents()[0]
+
+    def contents(self) -> tuple[list[Record], list[Path]]:
+        """All records as `records` gives them, and the files whose names promise one that is not in them."""
+        records, damaged = [], []
+        for path in sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)):
+            record = _read(path)
+            if record is not None and address_of(record["run"]) == path.stem:
+                records.append(record)
+            else:
+                damaged.append(path)
+        return records, damaged
 
 
 def _read(path: Path) -> Record | None:
