@@ -1,6 +1,7 @@
 """Small pictures, the embedded backbone, and the developer data where it is at hand."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
@@ -26,6 +27,23 @@ def shared_data():
     if not SHARED.is_dir():
         pytest.skip("the developer data (../shared/data) is not here")
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium, where one is installed; nothing is downloaded.
+
+    It stays no longer than a module: while it is there, an event loop runs, and no test can start another.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium is installed")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+    with playwright.sync_playwright() as started:
+        running = started.chromium.launch(executable_path=path, args=arguments)
+        yield running
+        running.close()
 
 
 def shape_picture(shape: str, seed: int, size: int = 64) -> Image.Image:

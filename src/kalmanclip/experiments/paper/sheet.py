@@ -92,7 +92,15 @@ class Sheet:
         return self.entries.get((row, column), Entry())
 
     def best(self, column: int) -> set[int]:
-        """The rows with our highest number in a column, as shown to one digit."""
-        means = {row: entry.mean for (row, c), entry in self.entries.items() if c == column}
-        shown = {row: round(mean, 1) for row, mean in means.items() if mean is not None}
-        return {row for row, mean in shown.items() if mean == max(shown.values())}
+        """The rows with our highest number in a column, as shown to one digit.
+
+        Rows of different data sets do not compete, and a row without rivals does not win.
+        """
+        shown: dict[str, dict[int, float]] = {}
+        for row, titles in enumerate(self.rows):
+            mean = self.entry(row, column).mean
+            if mean is not None:
+                group = titles[0] if self.row_heads[0] == "data set" else ""
+                shown.setdefault(group, {})[row] = round(mean, 1)
+        rivals = [group for group in shown.values() if len(group) > 1]
+        return {row for group in rivals for row, mean in group.items() if mean == max(group.values())}

@@ -1,0 +1,238 @@
+"""``kalmanclip paper``: every table and figure of the paper, run and shown beside the printed numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kalmanclip.cli.common import Device, options_file, writable_folder
+from kalmanclip.cli.running import (
+    ATTEMPTS,
+    Attempts,
+    Cache,
+    CpusPerRun,
+    GpusPerRun,
+    Ray,
+    RetryFailed,
+    Running,
+    Workers,
+    run_planned,
+)
+from kalmanclip.cli.screen import listing, note, say, waiting
+from kalmanclip.cli.sheets import print_sheet
+from kalmanclip.cli.words import integers, spellings, words
+from kalmanclip.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments import Run, Source, Store
+    from kalmanclip.experiments.paper.gather import Found
+    from kalmanclip.experiments.paper.sheet import Sheet
+    from kalmanclip.experiments.paper.study import Study
+
+EXAMPLES = """
+kalmanclip paper table1 --root ~/data
+kalmanclip paper all --root ~/data --workers 4 -o paper/
+kalmanclip paper all --model tiny --data eurosat=photos/eurosat --seeds 1
+kalmanclip paper table2 --model tiny --data pacs=photo_train:photo_test --shift sketch/ cartoon/
+kalmanclip paper all --plan --root ~/data
+kalmanclip paper all --report-only --root ~/data
+"""
+
+SEEDS = ("1", "2", "3")
+MODEL = "RN50:openai"
+
+
+def paper(
+    which: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WHICH...",
+            help="table1, figure2, figure3, table2, table3, table4; what the paper says in words: observation, noise, "
+            "regulation, belief; or all.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder for results and pages; finished runs in it are kept.")
+    ] = Path("paper"),
+    model: Annotated[str, typer.Option(help="The CLIP. The paper's is RN50:openai; tiny is embedded.")] = MODEL,
+    root: Annotated[Path | None, typer.Option(help="Where the data sets lie. Default: $KALMANCLIP_DATA.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where one of the paper's data sets lies, such as oxford_pets=FOLDER (kalmanclip data list has the "
+            "names), or a further data set, spelled as for `kalmanclip compare`.",
+        ),
+    ] = None,
+    shift: Annotated[
+        list[str] | None, typer.Option(help="Further test images for table2: of data sets that have their classes.")
+    ] = None,
+    seeds: Annotated[list[str] | None, typer.Option(help=f"One draw each. Default: {','.join(SEEDS)}.")] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(help="A prompt instead of the data set's; see `kalmanclip compare`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help='A JSON file with other options by method, such as {"coop": {"views": 10}}.')
+    ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="Further folders of results, only read: runs in them are not done again.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing: draw again what the folder holds.")
+    ] = False,
+    workers: Workers = 1,
+    cache: Cache = None,
+    retry_failed: RetryFailed = False,
+    attempts: Attempts = ATTEMPTS,
+    ray: Ray = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
+    device: Device = None,
+) -> None:
+    """Reproduce the paper: run what a table or figure needs, and show it beside the printed numbers.
+
+    With the paper's model and its data sets in place this is the full reproduction. Without them, name another model
+    and the data there are: what could not be run is shown as missing, with the reason. Every run is kept as soon as it
+    is finished; after an interruption the same command goes on. The folder gets paper.html, a page to look at, and
+    each table as Markdown, LaTeX and CSV.
+    """
+    with waiting("Loading"):
+        from kalmanclip.experiments import Store
+        from kalmanclip.experiments.models import model_name
+        from kalmanclip.experiments.paper.gather import chosen_sets, find_sets, study_runs
+        from kalmanclip.experiments.paper.studies import STUDIES
+
+    asked = _studies(which, STUDIES)
+    running = Running(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
+    draws = integers("seeds", seeds or SEEDS)
+    backbone = model_name(model)
+    options = options_file(config)
+    if not (plan or report_only):
+        running.check()
+        _check_corruptions(asked)
+    for folder in also or ():
+        if not folder.is_dir():
+            raise DataError(f"There is no folder {folder}. --also takes folders of results.")
+    with waiting("Looking for data sets"):
+        pairs = list(product(sorted({k for study in asked for k in study.shots}), draws))
+        found = find_sets(STUDIES.values(), spellings(data), root, template or (), spellings(shift), pairs)
+    sets = {study.name: chosen_sets(study, found) for study in STUDIES.values()}
+    runs = {
+        study.name: study_runs(study, [s for s in sets[study.name].values() if s], draws, backbone, options)
+        for study in STUDIES.values()
+    }
+    if plan:
+        _print_plan(asked, runs, sets, Store(output, also or ()), found)
+        return
+    if report_only and not output.is_dir():
+        raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
+    with writable_folder(output):
+        store = Store(output, also or ())
+        if not report_only:
+            for study in asked:
+                _run(study, runs[study.name], sets[study.name], store, model, running)
+        with waiting("Drawing"):
+            sheets = _sheets(asked, runs, sets, store, found)
+            _write(output, sheets, backbone, draws)
+    for sheet in sheets:
+        if any(sheet.name == study.name for study in asked):
+            print_sheet(sheet)
+    note(f"To look at: {output / 'paper.html'}. Beside it every table as .md, .tex, .csv, every figure as .png, .svg.")
+    if any(sheet.failed for sheet in sheets if not sheet.criterion):
+        note("Some runs failed: the page says why; --retry-failed tries them again.")
+        raise typer.Exit(1)
+
+
+def _studies(which: Sequence[str], known: Mapping[str, Study]) -> list[Study]:
+    names = words(which)
+    for name in names:
+        if name not in known and name != "all":
+            raise ConfigError(f"The paper has no {name!r}. There are: {', '.join(known)}, all.")
+    return [study for name, study in known.items() if name in names or "all" in names]
+
+
+def _check_corruptions(asked: Sequence[Study]) -> None:
+    """What table3 needs is asked for now, not after hours of other runs."""
+    if any(any(study.shares) for study in asked):
+        from kalmanclip.data.corruptions import require_package
+
+        require_package()
+
+
+def _run(
+    study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, model: str, running: Running
+) -> None:
+    if not runs:
+        note(f"{study.name}: none of its data sets is here.")
+        return
+    note(f"{study.name}: {len(runs)} runs")
+    shifted = any(run.shifts for run in runs)
+    sources = [source if shifted else replace(source, shifts=()) for source in sets.values() if source]
+    run_planned(runs, sources, store, model, running)
+
+
+def _sheets(
+    asked: Sequence[Study],
+    runs: Mapping[str, Sequence[Run]],
+    sets: Mapping[str, Mapping[str, Source | None]],
+    store: Store,
+    found: Found,
+) -> list[Sheet]:
+    """Those that were asked for, and those that earlier commands drew."""
+    from kalmanclip.experiments.paper.fill import fill
+    from kalmanclip.experiments.paper.studies import STUDIES
+    from kalmanclip.experiments.runner import named
+
+    sheets = []
+    for name, study in STUDIES.items():
+        known = [(run, store.record(run)) for run in runs[name]]
+        records = [named(record, run) for run, record in known if record is not None]
+        if study in asked or (store.folder / f"{name}.md").is_file():
+            sheets.append(fill(study, sets[name], records, found.missing, len(known)))
+    return sheets
+
+
+def _write(folder: Path, sheets: Sequence[Sheet], model: str, seeds: Sequence[int]) -> None:
+    import kalmanclip
+    from kalmanclip.experiments.paper.page import write_page
+    from kalmanclip.experiments.paper.text import picture_stems, to_csv, to_latex, to_markdown
+    from kalmanclip.files import write_atomic
+
+    facts = {"model": model, "seeds": ", ".join(map(str, seeds)), "kalmanclip": kalmanclip.__version__}
+    write_page(folder / "paper.html", sheets, facts)
+    for sheet in sheets:
+        texts = {"md": to_markdown(sheet), "tex": to_latex(sheet), "csv": to_csv(sheet)}
+        for ending, text in texts.items():
+            write_atomic(folder / f"{sheet.name}.{ending}", text, DataError)
+        for stem, picture in zip(picture_stems(sheet), sheet.pictures, strict=True):
+            write_atomic(folder / f"{stem}.svg", picture.svg, DataError)
+            write_atomic(folder / f"{stem}.png", picture.png, DataError)
+
+
+def _print_plan(
+    asked: Sequence[Study],
+    runs: Mapping[str, Sequence[Run]],
+    sets: Mapping[str, Mapping[str, Source | None]],
+    store: Store,
+    found: Found,
+) -> None:
+    table = listing("study", "data sets", "missing", "runs", "done", right=("runs", "done"))
+    seen: dict[str, Any] = {}
+    for study in asked:
+        here = [name for name, source in sets[study.name].items() if source]
+        away = [name for name, source in sets[study.name].items() if not source]
+        plans = {run.address: store.record(run) for run in runs[study.name]}
+        seen |= plans
+        done = sum(record is not None for record in plans.values())
+        table.add_row(study.name, ", ".join(here) or "-", ", ".join(away) or "-", str(len(plans)), str(done))
+    say(table)
+    open_runs = sum(record is None for record in seen.values())
+    say(f"{len(seen)} different runs, {open_runs} of them to do.")
+    for name, reason in found.missing.items():
+        note(f"{name}: {reason}")

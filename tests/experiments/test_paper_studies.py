@@ -1,0 +1,131 @@
+"""The paper's tables as data: what they declare, what the paper printed, and what is run for them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.experiments.paper import printed
+from kalmanclip.experiments.paper.gather import Found, chosen_sets, find_sets, study_runs
+from kalmanclip.experiments.paper.studies import STUDIES
+from kalmanclip.experiments.paper.study import At
+from kalmanclip.experiments.sources import ShiftSource, Source
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
+
+
+def source(name, *shifts):
+    found = tuple(ShiftSource(shift, shift, "0" * 64) for shift in shifts)
+    return Source(name, name, None, ("a {}.",), name.ljust(64, "x"), found)
+
+
+def test_the_printed_numbers_are_the_papers():
+    if not PAPER.is_file():
+        pytest.skip("the paper's source is not here")
+    text = PAPER.read_text()
+    for method, rows in {"CoOp": 5, "CLIP-Adapter": 5, "Tip-Adapter-F": 5}.items():
+        for k in (1, 2, 4, 8, 16)[:rows]:
+            row = [printed.table_1(At(method, name, k)) for name in printed.SIX]
+            cells = " & ".join(rf"\$?(?:\\textbf\{{)?{value:.2f}\}}?\$?" for value in row)
+            assert re.search(rf"{k}-Shot\s*& {cells}", text), (method, k)
+    for alpha in printed.ALPHAS:
+        row = [printed.table_3(At(f"x {alpha:g}", "imagenet", 16, share)) for share in printed.SHARES]
+        cells = " & ".join(rf"\\textit\{{{v}\}}" if isinstance(v, str) else f"{v:.2f}" for v in row)
+        assert re.search(rf"\$ ?{alpha:.2f}\$ +& {cells}", text), alpha
+    for beta in printed.BETAS:
+        row = [printed.table_4(At(f"x {beta:.2f}", name, 16)) for name in printed.SIX]
+        cells = " & ".join(
+            rf"\\textit\{{{v}\}}" if isinstance(v, str) else rf"(?:\\textbf\{{)?{v:.2f}\}}?" for v in row
+        )
+        assert re.search(rf"\${beta:.2f}\$ +& {cells}", text), beta
+    for method in ("Zero-Shot CLIP", "CoOp", "CLIP-Adapter", "Tip-Adapter-F", "Ours"):
+        shifts = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
+        row = [printed.table_2(At(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
+        row.append(printed.table_2(At(method, "imagenet", 16, shifts=shifts)))
+        assert re.search(r"\s*&\s*".join(rf"(?:\\textbf\{{)?{value:.2f}\}}?" for value in row), text), method
+
+
+def test_the_printed_averages_are_averages():
+    shifts = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
+    for method in ("Zero-Shot CLIP", "CoOp", "CLIP-Adapter", "Tip-Adapter-F", "Ours"):
+        parts = [printed.table_2(At(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
+        whole = printed.table_2(At(method, "imagenet", 16, shifts=shifts))
+        assert sum(parts) / 5 == pytest.approx(whole, abs=0.011)
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_study_can_be_planned_and_its_form_asks_only_for_what_is_run(study):
+    shifts = study.shifts
+    sources = [source(name, *(shifts if name == "imagenet" else ())) for name in study.sets]
+    runs = study_runs(study, sources, [1, 2], "tiny")
+    assert len({run.address for run in runs}) == len(runs)
+    known = {(run.label, run.data, run.shots, run.contamination.share) for run in runs}
+    form = study.form(study, {s.name: [shift.name for shift in s.shifts] for s in sources})
+    for row in form.rows:
+        for column in form.columns:
+            at = At(**{**row.fixes, **column.fixes})
+            assert (at.label, at.data, at.shots, at.share) in known
+            assert {*at.shifts} <= {"", *shifts}
+
+
+def test_the_papers_large_sets_get_five_passes_and_the_others_two():
+    runs = study_runs(STUDIES["table1"], [source("imagenet"), source("dtd")], [1], "tiny")
+    passes = {run.data: run.config["epochs"] for run in runs if run.label == "Ours (paper)"}
+    assert passes == {"imagenet": 5, "dtd": 2}
+
+
+def test_zero_shot_is_run_once_whatever_the_shots_and_shares():
+    for name in ("table1", "table3"):
+        runs = study_runs(STUDIES[name], [source("imagenet")], [1, 2], "tiny")
+        assert sum(run.method == "zero_shot" for run in runs) == 2
+
+
+def test_options_reach_the_rows_of_their_method_or_label():
+    options = {"coop": {"views": 3}, "Ours (paper)": {"epochs": 7}}
+    runs = study_runs(STUDIES["table1"], [source("dtd")], [1], "tiny", options)
+    assert {run.config["views"] for run in runs if run.label == "CoOp"} == {3}
+    assert {run.config["epochs"] for run in runs if run.label == "Ours (paper)"} == {7}
+    with pytest.raises(ConfigError, match="no method or row 'copo'"):
+        study_runs(STUDIES["table1"], [source("dtd")], [1], "tiny", {"copo": {"views": 3}})
+
+
+def test_which_sets_stand_where():
+    mine, drawn = source("mine"), source("drawn", "sketch")
+    found = Found({"dtd": source("dtd"), "mine": mine, "drawn": drawn})
+    table_1 = chosen_sets(STUDIES["table1"], found)
+    assert list(table_1) == [*printed.SIX, "mine"]
+    assert table_1["imagenet"] is None
+    assert table_1["mine"] is mine
+    assert list(chosen_sets(STUDIES["table2"], found)) == ["imagenet", "drawn"]
+    assert list(chosen_sets(STUDIES["table3"], found)) == ["imagenet", "dtd", "mine"]
+    complete = Found({**found.sources, "imagenet": source("imagenet", "imagenet_v2")})
+    assert list(chosen_sets(STUDIES["table3"], complete)) == ["imagenet"]
+    assert list(chosen_sets(STUDIES["table2"], complete)) == ["imagenet"]
+
+
+def test_sets_that_are_not_here_are_missing_with_a_reason(small_plan, tmp_path):
+    (here,), _ = small_plan
+    found = find_sets([STUDIES["table1"]], [f"eurosat={here.spelling}"], root=tmp_path)
+    assert list(found.sources) == ["eurosat"]
+    assert found.sources["eurosat"].templates == ("a centered satellite photo of {}.",)
+    assert found.missing == dict.fromkeys([n for n in printed.SIX if n != "eurosat"], "not on this machine")
+    own = find_sets([STUDIES["table1"]], [f"eurosat={here.spelling}"], tmp_path, templates=["eurosat=my {}."])
+    assert own.sources["eurosat"].templates == ("my {}.",)
+
+
+def test_nothing_here_at_all_and_mistakes_are_errors(small_plan, tmp_path):
+    (here,), _ = small_plan
+    with pytest.raises(DataError, match=r"None of the paper's data sets .* --root .* imagenet"):
+        find_sets([STUDIES["table1"]], root=tmp_path)
+    with pytest.raises(DataError, match="no folder"):
+        find_sets([STUDIES["table1"]], [f"dtd={tmp_path / 'typo'}", f"eurosat={here.spelling}"], root=tmp_path)
+    with pytest.raises(ConfigError, match="same name"):
+        find_sets([STUDIES["table1"]], [f"dtd={here.spelling}", f"dtd={here.spelling}/"], root=tmp_path)
+
+
+def test_shifts_belong_to_what_has_their_classes(small_plan, shapes, tmp_path):
+    (here,), _ = small_plan
+    found = find_sets([STUDIES["table2"]], [f"mine={here.spelling}"], tmp_path, shifts=[str(shapes)])
+    assert [shift.name for shift in found.sources["mine"].shifts] == ["shapes"]
+    assert found.missing["imagenet_v2"] == "there is no ImageNet to learn from"
