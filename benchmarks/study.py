@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,7 +24,8 @@ from torch import Tensor
 from benchmarks.development import development, scores
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone, FeatureCache, LowRankConfig, load_backbone
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, classes, preset
+from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, preset
+from kalmanclip.methods.recollection import Recollection
 from kalmanclip.observation import LIKELIHOODS
 
 PLAIN = "prior the same in all directions"
@@ -94,10 +95,10 @@ def low_rank_configurations() -> dict[str, KalmanConfig]:
 
 @contextmanager
 def without_metric() -> Iterator[None]:
-    def identity(views: Tensor) -> Tensor:
-        return torch.eye(views.shape[-1], dtype=views.dtype, device=views.device)
+    def identity(images: Recollection) -> Tensor:
+        return torch.eye(len(images.spread)).to(images.spread)
 
-    with patch.object(classes, "_root", identity):
+    with patch.object(Recollection, "metric", identity):
         yield
 
 
@@ -141,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
         backbone = dataclasses.replace(backbone, cache=FeatureCache(Path(folder)))
         for name, config in track(chosen.items(), "configurations", transient=True):
             numbers = []
-            with without_metric() if name == PLAIN else patch.object(classes, "_root", classes._root):
+            with without_metric() if name == PLAIN else nullcontext():
                 for place in options.folders:
                     for seed in options.seeds:
                         task, rest = development(place, options.shots, seed)

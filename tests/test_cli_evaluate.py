@@ -5,11 +5,20 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
-from kalmanclip.metrics import BINS, expected_calibration_error, failure_auroc, negative_log_likelihood, top_k_accuracy
+from kalmanclip.metrics import (
+    BINS,
+    brier_score,
+    detection_auroc,
+    expected_calibration_error,
+    failure_auroc,
+    negative_log_likelihood,
+    top_k_accuracy,
+)
 
 runner = CliRunner()
 
@@ -53,8 +62,51 @@ def test_one_set_has_all_numbers(adapter, shapes):
     expected = failure_auroc(probabilities.max(axis=1), right)
     assert result["failure_auroc"] == (None if np.isnan(expected) else pytest.approx(expected))
     text = call(adapter, shapes).stdout
-    for words in ("of 15 images", "zero-shot", "top-5 accuracy", "NLL", f"({BINS} bins)", "failure AUROC"):
+    assert result["brier"] == pytest.approx(brier_score(probabilities, labels), rel=1e-4)
+    assert sum(row["images"] for row in result["reliability"]) == 15
+    curve = result["risk_coverage"]
+    assert curve["coverage"] == pytest.approx([(i + 1) / 15 for i in range(15)])
+    assert curve["risk"][-1] == pytest.approx(1 - result["accuracy"])
+    assert result["aurc"] == pytest.approx(np.mean(curve["risk"]))
+    for words in ("of 15 images", "zero-shot", "top-5 accuracy", "NLL", "Brier", f"({BINS} bins)", "failure AUROC"):
         assert words in text
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """Pictures of nothing."""
+    folder = tmp_path_factory.mktemp("data") / "noise"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+def test_unknown_images_are_told_apart(adapter, shapes, noise):
+    words = [adapter, shapes, "--unknown", noise, "--unknown", f"same={shapes}", "--false-alarms", "0.2"]
+    result = json.loads(call(*words, "--json").stdout)
+    clf = KalmanCLIP.load(adapter)
+    known, other = (clf.familiarity(folder) for folder in (shapes, noise))
+    first, second = result["unknown"]
+    assert (first["name"], first["images"], second["name"]) == ("noise", 6, "same")
+    assert first["auroc"] == pytest.approx(detection_auroc(known, other))
+    assert first["auroc"] > 0.9
+    assert second["auroc"] == pytest.approx(0.5)
+    assert 0 <= first["mcm_auroc"] <= 1
+    assert first["flagged"] == pytest.approx(clf.unknown(noise, 0.2).mean())
+    assert result["false_alarms"] == {"asked_for": 0.2, "found": pytest.approx(clf.unknown(shapes, 0.2).mean())}
+    text = call(*words).stdout
+    for part in ("false alarms", "AUROC", "FPR95", "flagged", "MCM", "noise"):
+        assert part in text
+
+
+def test_three_drawings(adapter, shapes, tmp_path):
+    call(adapter, shapes, "--pictures", tmp_path / "new" / "pictures", "-o", tmp_path / "matrix.svg")
+    assert {f.name for f in (tmp_path / "new" / "pictures").iterdir()} == {"reliability.png", "risk_coverage.png"}
+    assert (tmp_path / "matrix.svg").stat().st_size > 1000
+    for file in (tmp_path / "new" / "pictures").iterdir():
+        assert min(Image.open(file).size) > 300
 
 
 def test_several_sets_are_rows_of_one_table(adapter, shapes, some):
@@ -96,6 +148,10 @@ def test_all_is_every_corruption_of_imagenet_c():
     [
         (["{some}", "{some}"], 2, "Two sets are called 'some'"),
         (["{some}", "x={some}", "-o", "x.png"], 2, "one set of images"),
+        (["{some}", "x={some}", "--pictures", "x"], 2, "one set of images"),
+        (["{some}", "--unknown", "no/where"], 3, "no/where"),
+        (["{some}", "--unknown", "{some}", "--unknown", "{some}"], 2, "Two folders of unknown images"),
+        (["{some}", "--unknown", "{some}", "--false-alarms", "5"], 2, "between 0 and 1"),
         (["{some}", "--corruption", "rain:3"], 2, "There is no corruption 'rain'"),
         (["{some}", "--corruption", "fog:6"], 2, "from 1 (weak) to 5"),
         (["eurosta"], 2, "Did you mean eurosat"),

@@ -23,6 +23,8 @@ from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.files import atomic_path, read_json, sha256_of, write_json_atomic
 from kalmanclip.filtering import KalmanFilter, ObservationNoise, restore_belief
 from kalmanclip.methods import Kalman, KalmanConfig
+from kalmanclip.prediction.conformal import Calibration
+from kalmanclip.prediction.unknown import KnownImages
 
 FORMAT = "kalmanclip-adapter"
 VERSION = 2
@@ -55,6 +57,12 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         tensors |= {f"noise.{k}": v.cpu() for k, v in method.filter.noise.state_dict().items()}
     if method.classes is not None and method.classes.belief is not None:
         tensors |= {f"classes.{k}": v.cpu() for k, v in method.classes.state_dict().items()}
+    known, calibration = method.known, method.calibration
+    if known is not None:
+        tensors |= {"unknown.features": known.features.half().cpu(), "unknown.labels": known.labels.cpu()}
+    if calibration is not None:
+        tensors["conformal.misfits"] = torch.from_numpy(calibration.misfits)
+        tensors["conformal.labels"] = torch.from_numpy(calibration.labels)
     file, digest = _write_tensors(folder, tensors)
     description = {
         "format": FORMAT,
@@ -67,6 +75,9 @@ def save_adapter(folder: str | Path, method: Kalman, notes: dict[str, Any] | Non
         "steps": method.filter.steps if method.filter else 0,
         "skipped": method.filter.skipped if method.filter else 0,
         "prior_variance": method.prior_variance,
+        "temper": method.temper,
+        "known_images": list(known.sources) if known else None,
+        "conformal": calibration.kind if calibration else None,
         "tensors": {"file": file, "sha256": digest},
         "notes": notes or {},
     }
@@ -131,7 +142,7 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
         )
     tensors = read_tensors(folder, description["tensors"])
     method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError))
-    parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}, "classes": {}}
+    parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}, "classes": {}, "unknown": {}, "conformal": {}}
     for name, tensor in tensors.items():
         part, _, key = name.partition(".")
         # a copy: as read, tensors lie wherever the file has them, and products round by where their factors begin
@@ -142,9 +153,30 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
         if method.classes is not None and (parts["classes"] or method.filter is None):  # a fit may have stopped between
             method.classes.load_state_dict(parts["classes"], description["class_names"])
         method.set_classes(description["class_names"], description["templates"])
+        _restore_uncertainty(method, parts, description)
     except (ConfigError, DataError) as problem:
         raise AdapterError(f"The adapter {folder} is damaged: {problem}.") from problem
     return method, description
+
+
+def _restore_uncertainty(method: Kalman, parts: dict[str, dict[str, Tensor]], description: dict[str, Any]) -> None:
+    """Puts back what tells unknown images and calibrates sets; adapters from before there was that have neither."""
+    known, calibration, C = parts["unknown"], parts["conformal"], len(method.class_names)
+    for part, tensor in ((known, "features"), (calibration, "misfits")):
+        if part and not (tensor in part and "labels" in part and _fit(part[tensor], part["labels"], C)):
+            raise ConfigError(f"its {tensor} and their labels are incomplete or do not fit its classes")
+    if known and method.classes is not None and method.classes.T is not None:
+        texts = method.classes.T
+        sources = description.get("known_images") or [""] * len(known["labels"])
+        method.known = KnownImages.of(known["features"].to(texts.dtype), known["labels"], texts, sources)
+    if calibration:
+        misfits, labels = (calibration[name].cpu().numpy() for name in ("misfits", "labels"))
+        method.calibration = Calibration(misfits, labels, description.get("conformal") or "lac")
+
+
+def _fit(rows: Tensor, labels: Tensor, classes: int) -> bool:
+    """Whether there is a label for each row, and all labels are among the classes."""
+    return labels.ndim == 1 and rows.shape[:1] == labels.shape and bool(((labels >= 0) & (labels < classes)).all())
 
 
 def _restore_filter(method: Kalman, parts: dict[str, dict[str, Tensor]], description: dict[str, Any]) -> None:
@@ -161,6 +193,7 @@ def _restore_filter(method: Kalman, parts: dict[str, dict[str, Tensor]], descrip
     method.filter.steps = description.get("steps", 0)
     method.filter.skipped = description.get("skipped", 0)
     method.prior_variance = description.get("prior_variance")
+    method.temper = description.get("temper", method.temper)  # adapters from before predictions were averaged: none
 
 
 def read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:

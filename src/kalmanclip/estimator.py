@@ -23,12 +23,16 @@ from kalmanclip.data import (
     sample_shots,
     validate_templates,
 )
+from kalmanclip.data.holdout import hold_out
 from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
 from kalmanclip.methods import preset as find_preset
+from kalmanclip.methods.fusion import fuse_methods
+from kalmanclip.prediction import SAMPLES, Prediction
+from kalmanclip.prediction.unknown import FALSE_ALARMS
 
 Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
 """A folder, labelled images, or a list of paths, PIL images or arrays."""
@@ -97,6 +101,7 @@ class KalmanCLIP:
         class_names: Sequence[str] | None = None,
         *,
         shots: int | None = None,
+        calibrate: int | None = None,
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
@@ -107,11 +112,31 @@ class KalmanCLIP:
             labels: one per image, names or numbers, where ``images`` is a list.
             class_names: what numeric labels mean.
             shots: use only so many images of each class, drawn with the seed.
+            calibrate: learn from all but so many images of each class, and calibrate `predict_sets` on those.
             progress: called as ``progress(stage, done, total)``.
             after_epoch: called after each pass with the number of finished passes; saving there makes a fit resumable.
         """
-        train = sample_shots(_labelled(images, labels, class_names), shots, self.config.seed)
+        train, held = _labelled(images, labels, class_names), None
+        if calibrate is not None:
+            train, held = hold_out(train, calibrate, self.config.seed)
+        train = sample_shots(train, shots, self.config.seed)
         self.method.fit(FewShotTask(train, templates=self.templates, seed=self.config.seed), progress, after_epoch)
+        if held is not None:
+            self.method.calibrate(held, progress=progress)
+        return self
+
+    def calibrate(
+        self, images: Images, labels: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = silent
+    ) -> KalmanCLIP:
+        """Calibrates `predict_sets` on images that were not learned from; learning on takes the calibration away.
+
+        Args:
+            images: as in `fit`, of the known classes.
+            labels: as in `fit`.
+            kind: of the misfit, one of `kalmanclip.prediction.conformal.KINDS`.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        self.method.calibrate(_labelled(images, labels, self.classes_), kind, progress)
         return self
 
     def partial_fit(
@@ -135,12 +160,67 @@ class KalmanCLIP:
         return self
 
     def predict_proba(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
-        """Class probabilities (N, C) at the mean of the belief."""
+        """Class probabilities (N, C) at the mean of the belief: those of an exported classifier.
+
+        `predict_distribution` averages over the belief, which changes them little where class residuals were learned.
+        """
         return self.method.logits(_sources(images), progress).softmax(dim=1).numpy()
+
+    def predict_distribution(
+        self, images: Images, *, how: str = "linearised", samples: int = SAMPLES, progress: Progress = silent
+    ) -> Prediction:
+        """Labels and probabilities averaged over the belief, with their epistemic and aleatoric parts.
+
+        Args:
+            images: as in `predict`.
+            how: 'linearised', 'sampled' or 'mean'; see `Kalman.predict_distribution`.
+            samples: draws.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        return self.method.predict_distribution(_sources(images), how, samples, progress)
 
     def predict(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
         """The most probable class name of each image, (N,)."""
         return np.array(self.classes_)[self.predict_proba(images, progress=progress).argmax(axis=1)]
+
+    def predict_sets(self, images: Images, coverage: float = 0.9, *, progress: Progress = silent) -> list[list[str]]:
+        """For each image a set of classes, the most probable first, that holds the true one with this probability.
+
+        The promise is for images like those calibrated on; see `kalmanclip.prediction.conformal`.
+
+        Raises:
+            ConfigError: nothing was held out to calibrate on, or too little for this coverage.
+        """
+        probabilities = self.predict_proba(images, progress=progress)
+        return self.class_sets(probabilities, coverage)
+
+    def class_sets(self, probabilities: np.ndarray, coverage: float) -> list[list[str]]:
+        """The sets of `predict_sets`, of probabilities (N, C) that `predict_proba` gave."""
+        calibration = self.method.calibration
+        if calibration is None:
+            raise ConfigError(
+                "There is nothing to make sets by: fit with calibrate (on the command line --calibrate), or call "
+                "calibrate with images that were not learned from. Learning on takes a calibration away."
+            )
+        inside = calibration.sets(probabilities, coverage)
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        return [[self.classes_[c] for c in ranks if members[c]] for ranks, members in zip(order, inside, strict=True)]
+
+    def familiarity(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
+        """How much images are like what was learned from, (N,); see `kalmanclip.prediction.unknown`."""
+        return self.method.logits_and_familiarity(_sources(images), progress)[1].numpy()
+
+    def unknown(self, images: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
+        """Whether images show nothing that was learned, (N,) of truth values.
+
+        Args:
+            images: as in `predict`.
+            false_alarms: the share of images of known classes that may be called unknown by mistake.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        scores = self.familiarity(images, progress=progress)
+        assert self.method.known is not None
+        return np.asarray(scores < self.method.known.threshold(false_alarms).value)
 
     def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitBelief:
         """Mean and standard deviation (N, C) of the logits under the belief."""
@@ -177,6 +257,19 @@ class KalmanCLIP:
         estimator.config = estimator.method.config
         estimator.notes = description.get("notes", {})
         return estimator
+
+    @classmethod
+    def fuse(cls, parts: Sequence[KalmanCLIP]) -> KalmanCLIP:
+        """One classifier that knows what several, learned apart, know: no image is needed again.
+
+        Args:
+            parts: fitted on the same backbone with the same templates; their classes may differ. See
+                `kalmanclip.methods.fusion` for what else must agree.
+        """
+        method = fuse_methods([part.method for part in parts])
+        fused = cls(method.backbone, method.config, templates=method.templates)
+        fused.method, fused.notes = method, {"fused": len(parts)}
+        return fused
 
     def merge(self) -> torch.nn.Module:
         """A plain open_clip model with the mean of the low-rank parameters folded into its weights.

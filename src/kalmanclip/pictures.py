@@ -1,4 +1,4 @@
-"""Pictures for people: confusion matrices and predictions with their uncertainty."""
+"""Pictures for people: confusion matrices, curves about certainty, predictions with their uncertainty."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.files import atomic_path
+from kalmanclip.metrics import ReliabilityBin, RiskCoverage
 
 # matplotlib's pyplot keeps figures in a global list and may open windows; a bare Figure does neither.
 
@@ -67,6 +68,39 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             if count:
                 colour = "white" if shares[i, j] > 0.3 else "black"
                 axes.text(j, i, count, ha="center", va="center", fontsize=size, color=colour)
+    _save(figure, path)
+
+
+def draw_reliability(path: Path, rows: Sequence[ReliabilityBin], error: float) -> None:
+    """Draws accuracy against confidence, bin by bin, over how many images each bin has; ``error`` is the ECE."""
+    figure = Figure(figsize=(4.5, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[4, 1], sharex=True)
+    width = rows[0].upper - rows[0].lower
+    upper.plot([0, 1], [0, 1], color="#7f8c8d", linewidth=1, linestyle="--")
+    for row in rows:
+        if row.accuracy is not None and row.confidence is not None:
+            colour = WRONG if row.accuracy < row.confidence else RIGHT
+            upper.bar(row.lower, row.accuracy, width, align="edge", color="#9ecae1", edgecolor="white")
+            upper.plot([row.confidence] * 2, [row.accuracy, row.confidence], color=colour, linewidth=2)
+    lower.bar([row.lower for row in rows], [row.images for row in rows], width, align="edge", color="#bdc3c7")
+    upper.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+    lower.set(xlabel="probability of the answer", ylabel="images")
+    upper.set_title(f"expected calibration error {error:.1%}\n(red: too sure, green: not sure enough)", fontsize=9)
+    _save(figure, path)
+
+
+def draw_risk_coverage(path: Path, curve: RiskCoverage, area: float) -> None:
+    """Draws the share of wrong answers if only the surest are given, and how low it could be; ``area`` is the AURC."""
+    figure = Figure(figsize=(4.5, 4), layout="constrained")
+    axes = figure.add_subplot()
+    errors = curve.risk[-1]
+    least = np.maximum(curve.coverage - (1 - errors), 0) / curve.coverage  # all right answers before the first wrong
+    axes.plot(curve.coverage, least, color="#7f8c8d", linewidth=1, linestyle="--", label="if it knew its mistakes")
+    axes.plot(curve.coverage, curve.risk, color=WRONG, label="by probability")
+    axes.axhline(errors, color="#bdc3c7", linewidth=1, label="in any order")
+    axes.set(xlabel="share of images that are answered", ylabel="share of wrong answers", xlim=(0, 1), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title(f"mean over the curve: {area:.1%} (AURC)", fontsize=9)
     _save(figure, path)
 
 

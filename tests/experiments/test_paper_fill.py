@@ -29,7 +29,7 @@ def sheet_of(name, sources, value, seeds=(1, 2), missing=None, sets=None):
     runs = study_runs(study, sources, seeds, "tiny")
     records = [r for r in map(value, runs) if r is not None]
     chosen = sets or {s.name: s for s in sources}
-    return fill(study, chosen, records, missing or {}, len(runs))
+    return fill(study, chosen, records, missing or {}, runs)
 
 
 def cell(sheet, titles, column):
@@ -60,6 +60,14 @@ def test_what_is_missing_says_why():
     assert cell(sheet, ("CoOp", "4"), "ImageNet").printed == 60.07
     assert sheet.missing == {"ImageNet": "not on this machine"}
     assert (sheet.runs, sheet.done, sheet.failed) == (62, 42, 10)
+
+
+def test_what_could_stand_in_but_was_not_run_fills_no_rows():
+    other = Source("mine", "mine", None, ("a {}.",), "m" * 64)
+    sets = {"imagenet": None, "dtd": DTD, "mine": other}
+    sheet = sheet_of("table3", [DTD], lambda run: record(run, 0.5), missing={"imagenet": "away"}, sets=sets)
+    assert {titles[0] for titles in sheet.rows} == {"ImageNet", "DTD"}
+    assert sheet.missing == {"ImageNet": "away", "mine": "could stand in; not run"}
 
 
 def test_a_gain_is_over_zero_shot_of_the_same_seed():

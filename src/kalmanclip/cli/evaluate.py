@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kalmanclip.cli.common import Adapter, Device, Json, load, naming_bad_images
-from kalmanclip.cli.screen import bars, facts, listing, note, percent, say
+from kalmanclip.cli.drawings import draw, drawings_at
+from kalmanclip.cli.screen import bars, facts, listing, percent, say
+from kalmanclip.cli.strangers import Strangers, alarm_facts, look_at, print_unknown, read_strangers, told_apart
 from kalmanclip.cli.words import words
 from kalmanclip.errors import ConfigError
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 kalmanclip evaluate pets.adapter test/
 kalmanclip evaluate pets.adapter test/ -o confusion.png
+kalmanclip evaluate pets.adapter test/ --pictures pictures/
+kalmanclip evaluate pets.adapter test/ --unknown holiday/ --unknown drawings/
 kalmanclip evaluate pets.adapter test/ --json > result.json
 kalmanclip evaluate pets.adapter test/ drawings=sketches/
 kalmanclip evaluate imagenet.adapter imagenet_v2 imagenet_a --root ~/data
@@ -69,6 +73,23 @@ def evaluate(
             "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several: repeat the option, or separate by commas."
         ),
     ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for three drawings: confusion.png, reliability.png (does 80 % mean right in 80 %?) and "
+            "risk_coverage.png (mistakes if only the surest are answered)."
+        ),
+    ] = None,
+    unknown: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Images that show none of the classes: how well are they told from the others? Repeat for several.",
+        ),
+    ] = None,
+    false_alarms: Annotated[
+        float, typer.Option(help="With --unknown: the share of known images that may be called unknown by mistake.")
+    ] = 0.05,
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
     as_json: Json = False,
     device: Device = None,
@@ -76,32 +97,30 @@ def evaluate(
     """Measure accuracy and calibration on labelled images, one or several sets of them.
 
     Prints, for each set: top-1 accuracy, that of the untuned model (zero-shot), top-5 accuracy, negative
-    log-likelihood, expected calibration error, and how well the probability of an answer tells right from wrong ones
-    (failure AUROC; 50 % is chance). With --json one set is one object, several are a list under "sets".
+    log-likelihood, Brier score, expected calibration error, and how well the probability of an answer tells right
+    from wrong ones (failure AUROC; 50 % is chance). With --unknown also how well unknown images are told from those
+    of the set (AUROC; FPR95, the share that passes where 95 % of the known do), beside the same by the largest softmax
+    of the untuned model (MCM), and how many are flagged. With --json one set is one object, several are a list under
+    "sets"; the numbers of the curves are in it.
     """
     damages = _damages(corruption)
-    if output is not None:
-        from kalmanclip.pictures import check_picture_path
-
-        check_picture_path(output)
-        if len(data) > 1 or damages:
-            raise ConfigError("A confusion matrix is of one set of images: leave out -o, or the others.")
+    drawings = drawings_at(output, pictures)
+    if drawings and (len(data) > 1 or damages):
+        raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
+    strangers = read_strangers(unknown or [], false_alarms)
     clf = load(adapter, device)
+    if strangers and (clf.method.known is None or len(clf.method.known.features) < 3):
+        raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
     tests = _tests(data, root, clf.classes_, damages)
-    results = [_measure(clf, test) for test in tests]
+    outside = [look_at(clf, name, files) for name, files in strangers.items()]
+    results = [_measure(clf, test, outside, false_alarms) for test in tests]
     if as_json:
         typer.echo(json.dumps(_as_json(results), indent=2))
     elif len(results) == 1:
         _print_one(results[0])
     else:
         _print_several(results)
-    if output is not None:
-        import numpy as np
-
-        from kalmanclip.pictures import draw_confusion
-
-        draw_confusion(output, np.asarray(results[0]["confusion_matrix"]), tests[0].shift.images.class_names)
-        note(f"Confusion matrix: {output}")
+    draw(drawings, results[0], tests[0].shift.images.class_names)
 
 
 def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
@@ -146,10 +165,13 @@ def _tests(
     return tests
 
 
-def _measure(clf: KalmanCLIP, test: Test) -> dict[str, Any]:
+_POINTS = 200  # of a risk-coverage curve, at most
+
+
+def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_alarms: float) -> dict[str, Any]:
     import numpy as np
 
-    from kalmanclip.metrics import BINS, accuracy, confusion_matrix, per_class
+    from kalmanclip.metrics import BINS, accuracy, confusion_matrix, per_class, reliability_table, risk_coverage
     from kalmanclip.metrics.summary import summarise
 
     images, columns = test.shift.images, list(test.shift.columns)
@@ -158,16 +180,22 @@ def _measure(clf: KalmanCLIP, test: Test) -> dict[str, Any]:
     tuned, untuned = (scores[:, columns] for scores in both)
     predicted = tuned.argmax(dim=1).numpy()
     matrix = confusion_matrix(images.labels, predicted, len(columns))
-    numbers = summarise(tuned.double().softmax(dim=1).numpy(), np.asarray(images.labels))
+    probabilities, labels = tuned.double().softmax(dim=1).numpy(), np.asarray(images.labels)
+    curve = risk_coverage(probabilities.max(axis=1), predicted == labels)
+    points = np.unique(np.linspace(0, len(labels) - 1, min(_POINTS, len(labels))).round().astype(int))
     return {
         "name": test.name,
         "corruption": test.corruption,
         "images": len(images),
-        **numbers,
+        **summarise(probabilities, labels),
         "zero_shot_accuracy": accuracy(images.labels, untuned.argmax(dim=1).numpy()),
         "ece_bins": BINS,
+        "aurc": float(curve.risk.mean()),
+        **(told_apart(clf, test.name, images.sources, outside, false_alarms) if outside else {}),
         "classes": _class_rows(images.class_names, per_class(matrix)),
         "confusion_matrix": matrix.tolist(),
+        "reliability": [asdict(row) for row in reliability_table(probabilities, labels)],
+        "risk_coverage": {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
     }
 
 
@@ -212,10 +240,13 @@ def _print_one(result: dict[str, Any]) -> None:
             ("zero-shot", f"{untuned} (the same backbone and prompts, untuned)"),
             *([] if result["top5_accuracy"] is None else [("top-5 accuracy", percent(result["top5_accuracy"]))]),
             ("NLL", f"{result['nll']:.3f}"),
+            ("Brier score", f"{result['brier']:.3f}"),
             ("ECE", f"{percent(result['ece'])} ({result['ece_bins']} bins)"),
             ("failure AUROC", percent(result["failure_auroc"])),
+            *alarm_facts(result),
         ]
     )
+    print_unknown([result])
     table = listing("class", "images", "accuracy", "mostly taken for", right=("images", "accuracy"))
     for row in result["classes"]:
         confusion = f"{row['confused_with']} ({row['times']})" if row["times"] else ""
@@ -224,7 +255,7 @@ def _print_one(result: dict[str, Any]) -> None:
 
 
 def _print_several(results: list[dict[str, Any]]) -> None:
-    numbers = ["images", "accuracy", "zero-shot", "top-5", "NLL", f"ECE ({results[0]['ece_bins']} bins)"]
+    numbers = ["images", "accuracy", "zero-shot", "top-5", "NLL", "Brier", f"ECE ({results[0]['ece_bins']} bins)"]
     numbers.append("failure AUROC")
     table = listing("set", "corruption", *numbers, right=numbers)
     for result in results:
@@ -232,8 +263,15 @@ def _print_several(results: list[dict[str, Any]]) -> None:
     for mean in _corruption_means(results):
         table.add_row(mean["name"], f"mean of {mean['corruptions']}", "", *_cells(mean), style="bold")
     say(table)
+    print_unknown(results)
 
 
 def _cells(result: dict[str, Any]) -> list[str]:
     shares = [percent(result[name]) for name in ("accuracy", "zero_shot_accuracy", "top5_accuracy")]
-    return [*shares, f"{result['nll']:.3f}", percent(result["ece"]), percent(result["failure_auroc"])]
+    return [
+        *shares,
+        f"{result['nll']:.3f}",
+        f"{result['brier']:.3f}",
+        percent(result["ece"]),
+        percent(result["failure_auroc"]),
+    ]

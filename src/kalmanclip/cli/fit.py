@@ -26,6 +26,7 @@ EXAMPLES = """
 kalmanclip fit photos/ -o pets.adapter
 kalmanclip fit photos/ -o pets.adapter --shots 16 --model ViT-B-16:openai
 kalmanclip fit photos/ -o pets.adapter --template "a photo of a {}, a type of pet."
+kalmanclip fit photos/ -o pets.adapter --calibrate 4
 kalmanclip fit photos/ -o pets.adapter --resume
 kalmanclip fit photos.csv -o pets.adapter
 kalmanclip fit captions.jsonl -o captions.adapter
@@ -55,6 +56,14 @@ def fit(
     ] = None,
     shots: Annotated[
         int | None, typer.Option(help="Use only so many images of each class, drawn with the seed.", min=1)
+    ] = None,
+    calibrate: Annotated[
+        int | None,
+        typer.Option(
+            help="Learn from all but so many images of each class, and calibrate sets of classes on those (predict "
+            "--sets). More of them: finer promises, less to learn from.",
+            min=1,
+        ),
     ] = None,
     template: Annotated[
         list[str] | None,
@@ -157,12 +166,20 @@ def fit(
     options = build_config(flags, config, start, preset)
     if before:
         resuming.require_same_options(before, options, model, template, shots)
-        shots = before["notes"].get("shots")
+        shots, calibrate = before["notes"].get("shots"), before["notes"].get("calibrate")
     elif captions and "classes" in options.parameters:
         raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
+    if captions and calibrate:
+        raise ConfigError("Captions have no classes to make sets of: leave --calibrate out.")
     templates = template or (CAPTION_TEMPLATES if captions else material.templates)
+    held = None
     if material.labelled is not None:
-        images, seen = _choose(material, material.labelled, shots, options.seed, before)
+        labelled = material.labelled
+        if calibrate:
+            from kalmanclip.data.holdout import hold_out
+
+            labelled, held = hold_out(labelled, calibrate, options.seed)
+        images, seen = _choose(material, labelled, shots, options.seed, before)
     check_device(device)
 
     with writable_folder(output):
@@ -182,9 +199,11 @@ def fit(
             labelled = learnable(material.pairs, clf.backbone, options.seed).train
             images, seen = _choose(material, labelled, shots, options.seed, before)
         clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": captions}
-        clf.notes |= {"epochs": options.passes, "epochs_done": done}
+        clf.notes |= {"epochs": options.passes, "epochs_done": done, "calibrate": calibrate}
         try:
             _learn(clf, images, output)
+            if held is not None:
+                _calibrate(clf, held, output)
         except KeyboardInterrupt:
             _say_how_to_resume(data, output, clf.notes)
             raise typer.Exit(INTERRUPTED) from None
@@ -221,6 +240,12 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
             clf.fit(images, progress=progress, after_epoch=save)
 
 
+def _calibrate(clf: KalmanCLIP, held: LabelledImages, output: Path) -> None:
+    with bars("calibrating: ") as progress, naming_bad_images(held.sources):
+        clf.method.calibrate(held, progress=progress)
+    clf.save(output)
+
+
 def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
     if notes["epochs_done"] == 0:
         note("Stopped before the first pass was finished: nothing was saved. The same command starts again.")
@@ -231,6 +256,11 @@ def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
     )
 
 
+def _calibrated(clf: KalmanCLIP) -> list[tuple[str, str]]:
+    calibration = clf.method.calibration
+    return [] if calibration is None else [("calibrated on", f"{len(calibration)} further images")]
+
+
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:
     captions = clf.notes["captions"]
     learned = f"{len(clf.classes_)} ({some(clf.classes_, 2 if captions else 8)})"
@@ -239,6 +269,7 @@ def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: f
             ("captions" if captions else "classes", learned),
             ("images", images),
             *about(clf.method),
+            *_calibrated(clf),
             ("time", f"{seconds:.1f} s"),
             ("saved in", f"{output} ({size_of(output)})"),
         ]

@@ -194,7 +194,7 @@ def _sheets(
         known = [(run, store.record(run)) for run in runs[name]]
         records = [named(record, run) for run, record in known if record is not None]
         if study in asked or (store.folder / f"{name}.md").is_file():
-            sheets.append(fill(study, sets[name], records, found.missing, len(known)))
+            sheets.append(fill(study, sets[name], records, found.missing, runs[name]))
     return sheets
 
 
@@ -204,7 +204,12 @@ def _write(folder: Path, sheets: Sequence[Sheet], model: str, seeds: Sequence[in
     from kalmanclip.experiments.paper.text import picture_stems, to_csv, to_latex, to_markdown
     from kalmanclip.files import write_atomic
 
-    facts = {"model": model, "seeds": ", ".join(map(str, seeds)), "kalmanclip": kalmanclip.__version__}
+    other = (
+        ""
+        if model == MODEL
+        else f" (the paper's is {MODEL}: compare rows with each other, not numbers with the paper's)"
+    )
+    facts = {"model": model + other, "seeds": ", ".join(map(str, seeds)), "kalmanclip": kalmanclip.__version__}
     write_page(folder / "paper.html", sheets, facts)
     for sheet in sheets:
         texts = {"md": to_markdown(sheet), "tex": to_latex(sheet), "csv": to_csv(sheet)}

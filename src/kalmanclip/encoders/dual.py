@@ -93,10 +93,7 @@ class DualEncoder(nn.Module):
 
         Several prompts per class are averaged on the sphere: normalise, mean, normalise.
         """
-        t = self.text(*activations)
-        if templates == 1:
-            return t
-        return F.normalize(t.unflatten(0, (-1, templates)).mean(dim=1), dim=-1)
+        return averaged_prompts(self.text(*activations), templates)
 
     def forward(self, images: Activations, texts: Activations, templates: int = 1) -> Tensor:
         """The cosine-similarity matrix ``S_C`` (B, C)."""
@@ -117,3 +114,8 @@ class DualEncoder(nn.Module):
         twin.image.merge_()
         twin.text.merge_()
         return plain
+
+
+def averaged_prompts(t: Tensor, templates: int) -> Tensor:
+    """Embeddings of prompts (C * templates, d) to those of classes (C, d), averaged on the sphere."""
+    return t if templates == 1 else F.normalize(t.unflatten(0, (-1, templates)).mean(dim=1), dim=-1)

@@ -15,13 +15,15 @@ be used alone, on any `torch.nn.Module`::
 
 `kalman.py` is Algorithm 1 of the paper; `belief.py` says what a covariance structure must be able to do, and
 each structure has a file; `noise.py` estimates the observation noise; `observation.py` is what the filter
-sees. `softmax.py` is the iterated update of a softmax regression, in closed form.
+sees. `softmax.py` is the iterated update of a softmax regression, in closed form. `fusion.py` makes one belief of
+several that were learned apart.
 """
 
 from kalmanclip.filtering.belief import Belief, belief_structure, make_belief, restore_belief
 from kalmanclip.filtering.block_diagonal import BlockDiagonal
 from kalmanclip.filtering.dense import Dense
 from kalmanclip.filtering.diagonal import Diagonal
+from kalmanclip.filtering.fusion import fuse
 from kalmanclip.filtering.kalman import FilterConfig, KalmanFilter, Step
 from kalmanclip.filtering.kronecker import Kronecker
 from kalmanclip.filtering.low_rank import LowRank
@@ -46,6 +48,7 @@ __all__ = [
     "Step",
     "belief_structure",
     "flat_parameters",
+    "fuse",
     "load_flat",
     "make_belief",
     "observe_module",

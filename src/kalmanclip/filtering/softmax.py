@@ -69,6 +69,18 @@ class SoftmaxBelief:
         total: Tensor = weights + centred.square() / self.gain_precision.double()
         return total.to(x)
 
+    def sample(self, temper: float = 1.0, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draws a gain () and class weights (C, d), with ``temper`` times the covariance.
+
+        A ``generator`` lives on the CPU: the same draws on every device.
+        """
+        values, Q = self._spectrum
+        precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
+        noise = torch.randn(self.mean.numel() + 1, generator=generator, dtype=torch.float64).to(values.device)
+        away = math.sqrt(temper) * (noise[1:].view_as(precision) / precision.sqrt()) @ Q.mT
+        gain = self.gain.double() + math.sqrt(temper) * noise[0] / self.gain_precision.double().sqrt()
+        return gain.to(self.mean), self.mean + away.to(self.mean)
+
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues (d,) and eigenvectors (d, d) of the gram matrix."""
@@ -126,9 +138,26 @@ def softmax_update(
     for _ in range(3 if alpha else 1):  # the weights hardly move after the second time
         belief = _mode(prior, belief, x, offsets, labels, regulated, scale, iterations, tolerance)
         p = belief.logits(x, offsets, scale).softmax(dim=1)
-        e = math.sqrt(2) * (F.one_hot(labels, p.shape[1]) - p)  # whitened by Boehning's bound, as in the observation
-        regulated = weights * torch.exp(-alpha * e.norm(dim=1))
+        regulated = _regulated(weights, F.one_hot(labels, p.shape[1]) - p, alpha)
     return _posterior(prior, belief, x, offsets, p, regulated, scale)
+
+
+def softmax_gradient(
+    belief: SoftmaxBelief, x: Tensor, offsets: Tensor, labels: Tensor, weights: Tensor, scale: float, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of the log-likelihood at the mean, for the weights (C, d) and for the gain (); see `softmax_update`.
+
+    At the mode of a posterior they are what the prior pulls with.
+    """
+    p = belief.logits(x, offsets, scale).softmax(dim=1)
+    e = F.one_hot(labels, p.shape[1]) - p
+    e = _regulated(weights, e, alpha).unsqueeze(1) * e
+    return scale * e.mT @ x, (e * offsets).sum()
+
+
+def _regulated(weights: Tensor, e: Tensor, alpha: float) -> Tensor:
+    """The weights (N,) of innovations (N, C), whitened by Boehning's bound as in the observation."""
+    return weights * torch.exp(-alpha * math.sqrt(2) * e.norm(dim=1))
 
 
 def _mode(

@@ -10,11 +10,12 @@ from kalmanclip.errors import ConfigError
 from kalmanclip.methods.ape_t import APET, APETConfig
 from kalmanclip.methods.base import Method, Needs, Progress, silent
 from kalmanclip.methods.classes import ClassConfig
+from kalmanclip.methods.classifier import LogitBelief
 from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
 from kalmanclip.methods.coop import CoOp, CoOpConfig
 from kalmanclip.methods.gda import GDA, GDAConfig
-from kalmanclip.methods.kalman import Kalman, LogitBelief
+from kalmanclip.methods.kalman import Kalman
 from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig

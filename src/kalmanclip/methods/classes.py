@@ -3,13 +3,14 @@
 The logits of an image with embedding ``f`` are ``(gain f T^T + f D^T) / tau``: the zero-shot classifier ``T`` (C, d),
 with its share, and a residual ``D_c`` for each class, believed a priori to be ``N(0, prior_std^2 M)``. ``M`` (d, d),
 of mean size one on the images, allows less where random crops of *one* image differ: that says nothing about classes.
-The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it.
+The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it. Of the images
+learned before, `kalmanclip.methods.recollection` keeps enough to go on: `learn` takes more images, also of new classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.linalg import check_finite, spectral
-from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
+from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
+from kalmanclip.methods.recollection import Recollection
+from kalmanclip.prediction import TYPICAL_TEMPER, LogitGaussian, fit_temper, log_score
 
 TYPICAL_STD = 50**-0.5
 """The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
@@ -27,7 +29,6 @@ _STEP = math.sqrt(2)  # of the search: a factor of two in the variance
 _SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
 _REACH = 12  # steps either way at most
 _ENOUGH = 1000  # held-out images that tell one prior from another
-_FLOOR = 0.03  # of the crops' covariance, relative to its largest eigenvalue: never divide by what was not seen
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ class ClassResiduals:
         names: of the classes, in the order of `T`.
         root: a square root of ``M`` (d, d); None before the first image.
         belief: over ``D root^-1``; None before the first image.
+        memory: of the images learned; None before the first.
         foreseen: the mean log-probability of held-out images by ``prior_std``, where it was chosen.
+        temper: how much of the belief's covariance a prediction averages over, see `kalmanclip.prediction.tempering`.
     """
 
     def __init__(self, config: ClassConfig, scale: float, alpha: float = 0.0) -> None:
@@ -88,7 +91,9 @@ class ClassResiduals:
         self.T: Tensor | None = None
         self.root: Tensor | None = None
         self.belief: SoftmaxBelief | None = None
+        self.memory: Recollection | None = None
         self.foreseen: dict[float, float] = {}
+        self.temper = TYPICAL_TEMPER
 
     @property
     def prior_std(self) -> float | None:
@@ -99,7 +104,9 @@ class ClassResiduals:
         """Names the classes, with their text weights (C, d); what is known about a name stays with it."""
         if self.belief is not None:
             row = {name: i for i, name in enumerate(self.names)}
-            self.belief = self.belief.chosen([row.get(name) for name in names])
+            rows = [row.get(name) for name in names]
+            self.belief = self.belief.chosen(rows)
+            self.memory = self.memory and self.memory.chosen(rows)
         self.names, self.T = list(names), T
 
     def learn(self, views: Tensor, labels: Tensor, tell: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -110,23 +117,82 @@ class ClassResiduals:
             labels: (N,), numbers of `names`.
             tell: called with passes done and to do.
         """
+        new = Recollection.of(views, labels, len(self.names))
         if self.belief is None:
-            self.root = _root(views)
-            prior = SoftmaxBelief.prior(len(self.names), views, TYPICAL_STD**-2, self.config.gain_std)
-            std = self.config.prior_std or self._choose(prior, views, labels, tell)
-            prior = replace(prior, strength=std**-2)
+            self.root = new.metric()
+            prior = self._prior(TYPICAL_STD**-2)
+            starts: dict[int, SoftmaxBelief] = {}
+            std = self.config.prior_std or self._choose(prior, views, labels, starts, tell)
+            self.temper = self._fit_temper(self._prior(std**-2), views, labels, starts)
+            self.belief = self._updated(self._prior(std**-2), views, labels)
+            self._remember(new)
         else:
-            prior = self.belief
-        self.belief = self._updated(prior, views, labels)
+            self.settle([self.recollection], self.belief.strength, (views, labels))
         tell(1, 1)
+
+    def settle(self, known: Sequence[Recollection], strength: float, more: tuple[Tensor, Tensor] | None = None) -> None:
+        """Makes the belief that of all images that are recalled, under one prior, and of more.
+
+        Args:
+            known: recollections of different images, of the classes in `names`.
+            strength: ``prior_std^-2``.
+            more: views and labels, as in `learn`, of images that are not among the known.
+        """
+        memory = sum(known[1:], start=known[0])
+        if more is not None:
+            memory = memory + Recollection.of(*more, len(self.names))
+        guess = None if self.belief is None else self.belief.mean @ self._root.mT
+        self.root = memory.metric()
+        prior = self._prior(strength)
+        recalled = [images.recalled() for images in known]
+        if more is not None:
+            recalled.append(self._weighted(*more))
+        f, labels, weights = (torch.cat(column) for column in zip(*recalled, strict=True))
+        slope = torch.stack([images.slope for images in known]).sum(dim=0) @ self.root
+        gain_slope = torch.stack([images.gain_slope for images in known]).sum()
+        # a linear term in the logarithm of a Gaussian moves its mean
+        tilted = replace(prior, mean=slope / strength, gain=prior.gain + gain_slope / prior.gain_precision)
+        start = tilted
+        if guess is not None and self.belief is not None:
+            start = replace(tilted, mean=guess @ torch.linalg.inv(self.root).mT, gain=self.belief.gain)
+        self.belief = self._solved(tilted, f, labels, weights, start)
+        self._remember(memory)
+
+    def _remember(self, images: Recollection) -> None:
+        """Keeps them, with the slope that makes the belief's mean the mode of what is kept."""
+        assert self.belief is not None
+        f, labels, weights = images.recalled()
+        x = f @ self._root
+        slope, gain_slope = softmax_gradient(self.belief, x, self._text(f), labels, weights, self.scale, self.alpha)
+        prior = self._prior(self.belief.strength)
+        self.memory = replace(
+            images,
+            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self._root),
+            gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
+        )
+
+    def _prior(self, strength: float) -> SoftmaxBelief:
+        return SoftmaxBelief.prior(len(self.names), self._root, strength, self.config.gain_std)
+
+    @property
+    def recollection(self) -> Recollection:
+        """What is kept of the images learned, for learning more or for fusing."""
+        if self.memory is None:
+            raise ConfigError(
+                "this adapter was saved by an older kalmanclip, which did not keep what further learning needs: "
+                "fit again to learn more"
+            )
+        return self.memory
 
     def state_dict(self) -> dict[str, Tensor]:
         """The belief as named tensors."""
         assert self.belief is not None
         b = self.belief
         strength = torch.tensor(b.strength, dtype=torch.float64)  # a Python number: read back to the last digit
-        numbers = {"strength": strength, "gain": b.gain, "gain_precision": b.gain_precision}
-        return {"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature} | numbers
+        temper = torch.tensor(self.temper, dtype=torch.float64)
+        numbers = {"strength": strength, "gain": b.gain, "gain_precision": b.gain_precision, "temper": temper}
+        memory = self.memory.state_dict() if self.memory else {}
+        return {"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature} | numbers | memory
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
         """Takes over what `state_dict` gave, about the classes of these names.
@@ -136,7 +202,9 @@ class ClassResiduals:
         """
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
-        for name, shape in (shapes | dict.fromkeys(("strength", "gain", "gain_precision"), ())).items():
+        # adapters from before predictions were averaged have no tempering
+        state = {"temper": torch.tensor(TYPICAL_TEMPER, dtype=torch.float64)} | dict(state)
+        for name, shape in (shapes | dict.fromkeys(("strength", "gain", "gain_precision", "temper"), ())).items():
             if name not in state or state[name].shape != shape:
                 raise ConfigError(f"its class residuals lack the tensor {name!r}, or it has another shape")
         self.names, self.root = list(names), state["root"]
@@ -148,6 +216,8 @@ class ClassResiduals:
             state["gain"],
             state["gain_precision"],
         )
+        self.memory = Recollection.from_state(state, C, d)
+        self.temper = float(state["temper"])
 
     def logits(self, f: Tensor) -> Tensor:
         """Logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
@@ -160,6 +230,16 @@ class ClassResiduals:
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
         return self.belief.variance(f @ self._root, self._text(f), self.scale)
+
+    def sampled(self, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance tempered."""
+        assert self.T is not None
+        if self.belief is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        centred = self.T - self.T.mean(dim=0)  # what all classes share moves no probability, see `variance`
+        for _ in range(samples):
+            gain, Z = self.belief.sample(self.temper, generator)
+            yield self.belief.gain * self.T + (gain - self.belief.gain) * centred + Z @ self._root.mT
 
     def weights(self) -> Tensor:
         """The classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
@@ -185,19 +265,25 @@ class ClassResiduals:
         start: SoftmaxBelief | None = None,
         tolerance: float = 1e-5,
     ) -> SoftmaxBelief:
-        f = views.flatten(0, 1)
-        count = views.shape[1]
-        return softmax_update(
-            prior,
-            f @ self._root,
-            self._text(f),
-            labels.repeat_interleave(count),
-            self._share(views).repeat(len(views)),
-            self.scale,
-            self.alpha,
-            tolerance=tolerance,
-            start=start,
-        )
+        return self._solved(prior, *self._weighted(views, labels), start, tolerance)
+
+    def _weighted(self, views: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Every view as an image of its own: features, labels and weights."""
+        share = self._share(views).repeat(len(views))
+        return views.flatten(0, 1), labels.repeat_interleave(views.shape[1]), share
+
+    def _solved(
+        self,
+        prior: SoftmaxBelief,
+        f: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        start: SoftmaxBelief | None,
+        tolerance: float = 1e-5,
+    ) -> SoftmaxBelief:
+        """The posterior after features (N, d) with labels and weights (N,)."""
+        x, text = f @ self._root, self._text(f)
+        return softmax_update(prior, x, text, labels, weights, self.scale, self.alpha, tolerance=tolerance, start=start)
 
     def _share(self, views: Tensor) -> Tensor:
         """How much each view of an image counts, (1 + V,); together one."""
@@ -207,12 +293,21 @@ class ClassResiduals:
         centre = self.config.centre_weight
         return torch.cat([views.new_tensor([centre]), views.new_full((V,), (1 - centre) / V)])
 
-    def _choose(self, prior: SoftmaxBelief, views: Tensor, labels: Tensor, tell: Callable[[int, int], None]) -> float:
-        """The prior under which held-out training images are best foreseen, itself a little surprising if unusual."""
+    def _choose(
+        self,
+        prior: SoftmaxBelief,
+        views: Tensor,
+        labels: Tensor,
+        starts: dict[int, SoftmaxBelief],
+        tell: Callable[[int, int], None],
+    ) -> float:
+        """The prior under which held-out training images are best foreseen, itself a little surprising if unusual.
+
+        ``starts`` takes each part's last belief, a good guess for the next.
+        """
         parts = _parts(labels, self.config.folds)
         if not parts:
             return TYPICAL_STD
-        starts: dict[int, SoftmaxBelief] = {}
         scores: dict[int, float] = {}
 
         def score(step: int) -> float:
@@ -242,30 +337,41 @@ class ClassResiduals:
     ) -> float:
         """Log-probability of all held-out images, each foreseen by the belief from the others."""
         total = 0.0
-        for number, (kept, held) in enumerate(parts):
-            # not quite to the mode: the ranking of priors settles long before the last digits do
-            belief = self._updated(prior, views[kept], labels[kept], starts.get(number), tolerance=1e-4)
-            starts[number] = belief
+        for held, belief in self._held_out(prior, views, labels, parts, starts):
             f = views[held].flatten(0, 1)
             logits = belief.logits(f @ self._root, self._text(f), self.scale)
             losses = F.cross_entropy(logits, labels[held].repeat_interleave(views.shape[1]), reduction="none")
             total -= float((losses.view(len(held), -1) * self._share(views)).sum())
         return total
 
+    def _held_out(
+        self,
+        prior: SoftmaxBelief,
+        views: Tensor,
+        labels: Tensor,
+        parts: list[tuple[Tensor, Tensor]],
+        starts: dict[int, SoftmaxBelief],
+    ) -> Iterator[tuple[Tensor, SoftmaxBelief]]:
+        """Part by part, the images that are held out and the belief from the others."""
+        for number, (kept, held) in enumerate(parts):
+            # not quite to the mode: the ranking of priors settles long before the last digits do
+            starts[number] = self._updated(prior, views[kept], labels[kept], starts.get(number), tolerance=1e-4)
+            yield held, starts[number]
 
-def _root(views: Tensor) -> Tensor:
-    """The symmetric square root of ``M`` (d, d) from the spread of each image's random crops (N, 1 + V, d)."""
-    crops = views[:, 1:]
-    d = views.shape[-1]
-    if crops.shape[1] < 2:
-        return torch.eye(d, dtype=views.dtype, device=views.device)
-    spread = (crops - crops.mean(dim=1, keepdim=True)).flatten(0, 1)
-    covariance = check_finite(spread.double().mT @ spread.double() / len(spread), "the spread of the crops")
-    largest = torch.linalg.eigvalsh(covariance)[-1]
-    if largest <= (100 * torch.finfo(views.dtype).eps) ** 2:  # all crops of an image are the same, but for rounding
-        return torch.eye(d, dtype=views.dtype, device=views.device)
-    root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** -0.25).to(views)
-    return root / (views.flatten(0, 1) @ root).square().sum(dim=1).mean().sqrt()
+    def _fit_temper(
+        self, prior: SoftmaxBelief, views: Tensor, labels: Tensor, starts: dict[int, SoftmaxBelief]
+    ) -> float:
+        """The tempering under which held-out training images are best foreseen, by the crop that predictions use."""
+        parts = _parts(labels, self.config.folds)
+        if not parts:
+            return TYPICAL_TEMPER
+        foreseen = []
+        for held, belief in self._held_out(prior, views, labels, parts, starts):
+            f = views[held, 0]
+            x, text = f @ self._root, self._text(f)
+            logits = LogitGaussian(belief.logits(x, text, self.scale), belief.variance(x, text, self.scale))
+            foreseen.append((logits, labels[held]))
+        return fit_temper(lambda t: sum(log_score(logits.tempered(t), truth) for logits, truth in foreseen))
 
 
 def _parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:

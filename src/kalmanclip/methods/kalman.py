@@ -3,115 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kalmanclip.data import FewShotTask, LabelledImages, class_prompts
+from kalmanclip.data import FewShotTask, LabelledImages
+from kalmanclip.data.identity import image_identity
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.kept import keep_decoded
-from kalmanclip.data.names import name_key
-from kalmanclip.encoders import Activations, Backbone, DualEncoder, SimilarityJacobian
+from kalmanclip.encoders import Activations
 from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import KalmanFilter, ObservationNoise, Step, make_belief
-from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.classes import ClassResiduals
-from kalmanclip.methods.features import (
-    RandomCrop,
-    activation_store,
-    encoded,
-    frozen_activations,
-    labels_of,
-    unit_dtype,
-)
-from kalmanclip.methods.kalman_config import KalmanConfig
+from kalmanclip.methods.base import Progress, silent
+from kalmanclip.methods.classifier import KalmanClassifier
+from kalmanclip.methods.features import RandomCrop, activation_store, encoded, labels_of
+from kalmanclip.methods.predictive import precise
 from kalmanclip.observation import make_likelihood, observe
+from kalmanclip.prediction.unknown import KnownImages
 
 
-class LogitBelief(NamedTuple):
-    """The Gaussian that the belief over the parameters implies for logits, linearised at the mean.
-
-    Attributes:
-        mean: (N, C).
-        std: (N, C), the marginal standard deviations.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-
-class Kalman:
-    """A CLIP classifier whose low-rank parameters, or class residuals, carry a Gaussian belief.
-
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
-    Attributes:
-        encoder: the adapted towers; ``encoder.theta`` is the mean of the belief about the low-rank parameters.
-        classes: the class residuals; None if they are not among the ``parameters``.
-        filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
-        history: one record per step.
-        prior_variance: that of each parameter before the first image; None until then.
-    """
-
-    def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
-        self.backbone = backbone
-        self.config = config or KalmanConfig()
-        self.class_names: list[str] = []
-        self.templates: tuple[str, ...] = ()
-        self._texts: Activations = ()
-        self._start()
-
-    def _start(self) -> None:
-        """Back to the prior."""
-        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
-        self.classes: ClassResiduals | None = None
-        if "classes" in self.config.parameters:
-            alpha = self.config.filter.alpha
-            self.classes = ClassResiduals(self.config.classes, self.backbone.logit_scale, alpha)
-        self.filter: KalmanFilter | None = None
-        self.history: list[Step] = []
-        self.prior_variance: float | None = None
-
-    @property
-    def needs(self) -> Needs:
-        """On the embeddings the frozen features are all it reads."""
-        inside = "low_rank" in self.config.parameters and self.config.low_rank.placement == "towers"
-        return "towers" if inside else "features"
-
-    @property
-    def fitted(self) -> bool:
-        """Whether any image was learned from."""
-        return self.filter is not None or (self.classes is not None and self.classes.belief is not None)
-
-    def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        """Names the classes; they can be added or renamed at any time.
-
-        Low-rank parameters belong to no class. A class residual belongs to its class's name; a class without one has
-        its text alone.
-
-        Raises:
-            DataError: there are no classes, or the names of two are so long that their prompts are cut to the same.
-        """
-        if isinstance(class_names, str) or not class_names:
-            raise DataError("Give the classes as a list of at least one name.")
-        prompts = [prompt for group in class_prompts(templates, class_names) for prompt in group]
-        tokens = self.encoder.tokenize(prompts)
-        _refuse_equal_prompts(class_names, tokens.unflatten(0, (len(class_names), -1)).flatten(1).tolist())
-        self.class_names, self.templates = list(class_names), tuple(templates)
-        self._texts = self.encoder.text.prefix(tokens)
-        self._tell_classes()
-
-    @torch.no_grad()
-    def _tell_classes(self) -> None:
-        """Gives the residuals the texts as the towers read them now."""
-        if self.classes is not None:
-            T = self.encoder.encode_texts(self._texts, len(self.templates))
-            self.classes.set_classes(self.class_names, _precise(T))
+class Kalman(KalmanClassifier):
+    """How the classifier learns; what it is, and what it says, is `KalmanClassifier`."""
 
     def fit(
         self,
@@ -179,9 +94,22 @@ class Kalman:
             views = self._views(images.sources, progress) if isinstance(material, ActivationStore) else material
             labels = labels_of(images, views.device)
             self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total))
+            if not isinstance(material, ActivationStore):
+                self._remember(views[:, 0], labels, images.sources)
+        self.calibration = None  # it was about a classifier that had learned less
         if after_epoch is not None:
             after_epoch(epochs if records else 1)
         return records
+
+    def _remember(self, f: Tensor, labels: Tensor, sources: Sequence[ImageSource]) -> None:
+        """Adds training images with features (N, d) to those that are known."""
+        assert self.classes is not None
+        assert self.classes.T is not None
+        names = [image_identity(source) for source in sources]
+        if self.known is None:
+            self.known = KnownImages.of(f, labels, self.classes.T, names)
+        else:
+            self.known = self.known.with_more(f, labels, names)
 
     @torch.no_grad()
     def _views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
@@ -195,7 +123,7 @@ class Kalman:
             rows: list[Tensor] = []
             shown = pictures if crop else sources  # centre crops as everybody decodes them: one cache serves all
             for batch in encoded(self.backbone, shown, image.product, image.prefix, crop):
-                rows.append(_precise(self.encoder.encode_images(batch)))
+                rows.append(precise(self.encoder.encode_images(batch)))
                 progress("reading images", len(columns) * len(sources) + sum(map(len, rows)), total)
             columns.append(torch.cat(rows))
         return torch.stack(columns, dim=1)
@@ -259,6 +187,10 @@ class Kalman:
                     f"prior_std {self.config.prior_std:g} gives the parameters a variance of {variance:g}, "
                     "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
                 )
+        return self.begin(variance)
+
+    def begin(self, variance: float) -> KalmanFilter:
+        """The filter before it has seen anything, with that variance of each parameter."""
         self.prior_variance = variance
         options: dict[str, dict[str, Any]] = {
             "diagonal": {"update": "precision"},  # learns better than 'covariance' from whitened observations
@@ -267,105 +199,3 @@ class Kalman:
         chosen = options.get(self.config.belief, {}) | self.config.belief_options
         belief = make_belief(self.config.belief, self.encoder.theta, variance, **chosen)
         return KalmanFilter(belief, ObservationNoise(self.config.noise), self.config.filter)
-
-    def _each_batch(
-        self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
-    ) -> list[Any]:
-        sources = list(images)
-        scores, done = [], 0
-        for batch in frozen_activations(self.encoder, sources):
-            scores.append(score(batch))
-            done += len(batch[0])
-            progress("reading images", done, len(sources))
-        return scores
-
-    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
-        """Similarities over tau at the mean of the belief, (N, C) on the CPU."""
-        return self._logits([self.encoder], images, progress)[0]
-
-    def logits_and_zero_shot(self, images: Iterable[ImageSource], progress: Progress = silent) -> tuple[Tensor, Tensor]:
-        """`logits`, and those of the untouched model with the same prompts; the frozen part runs once for both."""
-        untouched = DualEncoder(self.backbone, self.config.low_rank)
-        tuned, zero_shot = self._logits([self.encoder, untouched], images, progress)
-        return tuned, zero_shot
-
-    @torch.no_grad()
-    def _logits(self, encoders: list[DualEncoder], images: Iterable[ImageSource], progress: Progress) -> list[Tensor]:
-        """Logits (N, C) by each encoder, with the class residuals by our own; all share their frozen prefix."""
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        scorers = [self._scorer(encoder) for encoder in encoders]
-        batches = self._each_batch(images, lambda activations: [score(activations) for score in scorers], progress)
-        if not batches:
-            return [torch.empty(0, len(self.class_names)) for _ in encoders]
-        return [torch.cat(column).cpu() for column in zip(*batches, strict=True)]
-
-    def _scorer(self, encoder: DualEncoder) -> Callable[[Activations], Tensor]:
-        """How an encoder scores a batch: activations to logits (B, C). The residuals hold the texts already."""
-        classes = self.classes if encoder is self.encoder else None
-        if classes is not None:
-            return lambda activations: classes.logits(_precise(encoder.encode_images(activations)))
-        T = encoder.encode_texts(self._texts, len(self.templates))
-        scale = self.backbone.logit_scale
-        return lambda activations: scale * encoder.encode_images(activations) @ T.mT
-
-    @torch.no_grad()
-    def class_weights(self) -> Tensor:
-        """The classifier (C, d) at the mean of the belief, on the CPU; see `ClassResiduals.weights`."""
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        if self.classes is not None:
-            return self.classes.weights().cpu()
-        return self.encoder.encode_texts(self._texts, len(self.templates)).cpu()
-
-    def logit_belief(self, images: Iterable[ImageSource], progress: Progress = silent) -> LogitBelief:
-        """Mean and standard deviation of the logits under the belief, ``J Sigma J^T`` linearised at the mean."""
-        if not self.fitted:
-            raise ConfigError("There is no belief yet: call fit first.")
-        pairs = self._each_batch(images, self._linearised, progress)
-        empty = torch.empty(0, len(self.class_names))
-        if not pairs:
-            return LogitBelief(empty, empty)
-        mean, variance = (torch.cat(column).cpu() for column in zip(*pairs, strict=True))
-        return LogitBelief(mean, variance.clamp_min(0).sqrt())
-
-    def _linearised(self, activations: Activations) -> tuple[Tensor, Tensor]:
-        """Mean and variance (N, C) of the logits."""
-        if self.classes is None or self.classes.belief is None:  # not among the parameters, or not their turn yet
-            return self._linearised_low_rank(activations)
-        with torch.no_grad():
-            f = _precise(self.encoder.encode_images(activations))
-            mean, variance = self.classes.logits(f), self.classes.variance(f)
-        if self.filter is None:
-            return mean, variance
-        return mean, variance + self._linearised_low_rank(activations)[1]  # learned one after the other: independent
-
-    def _linearised_low_rank(self, activations: Activations) -> tuple[Tensor, Tensor]:
-        assert self.filter is not None
-        C, scale = len(self.class_names), self.backbone.logit_scale
-        means, variances = [], []
-        for i in range(len(activations[0])):  # image by image: C rows of n derivatives at a time
-            jacobian = SimilarityJacobian(
-                self.encoder, tuple(t[i : i + 1] for t in activations), self._texts, len(self.templates)
-            )
-            rows = jacobian.rows(torch.eye(C).to(jacobian.S).unsqueeze(0))
-            means.append(scale * jacobian.S)
-            variances.append(scale**2 * self.filter.belief.variance(rows).unsqueeze(0))
-        return torch.cat(means), torch.cat(variances)
-
-
-def _precise(embeddings: Tensor) -> Tensor:
-    """Embeddings in float32 at least, as class residuals are learned."""
-    return embeddings.to(unit_dtype(embeddings.dtype))
-
-
-def _refuse_equal_prompts(class_names: Sequence[str], tokens: list[list[int]]) -> None:
-    """Two different names whose prompts are the same to the model (cut off, or spelled alike) cannot be told apart."""
-    seen: dict[tuple[int, ...], str] = {}
-    for name, row in zip(class_names, tokens, strict=True):
-        other = seen.setdefault(tuple(row), name)
-        if other != name and name_key(other) != name_key(name):
-            raise DataError(
-                f"The classes {other[:60]!r}... and {name[:60]!r}... have the same prompt, because the model reads "
-                "only its beginning. Shorten the class names or the template."
-            )

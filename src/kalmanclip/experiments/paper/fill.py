@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kalmanclip.experiments.paper.forms import ZERO_SHOT, title_of
 from kalmanclip.experiments.paper.sheet import Entry, Sheet
 from kalmanclip.experiments.paper.study import At, Study
+from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 
 Record = Mapping[str, Any]
@@ -36,7 +37,7 @@ def fill(
     sets: Mapping[str, Source | None],
     records: Sequence[Record],
     missing: Mapping[str, str],
-    planned: int | None = None,
+    planned: Sequence[Run],
 ) -> Sheet:
     """The sheet of a study.
 
@@ -45,11 +46,16 @@ def fill(
         sets: its data sets; None for those that are not here.
         records: of its runs, under the names of the plan; runs without a record are shown as missing.
         missing: by name of a data set or shift, why it is not here.
-        planned: how many runs it is made of; None: as many as there are records.
+        planned: all its runs.
     """
     results = _Results(records, study.criterion)
+    # what could stand in but was not run fills no rows with dashes
+    idle = {name for name in sets if name not in study.sets and study.others != "beside" and name not in results.data}
+    missing = {**missing, **dict.fromkeys(idle, "could stand in; not run")}
+    shown = {name: source for name, source in sets.items() if name not in idle}
     shifts = {
-        name: [shift.name for shift in source.shifts] if source else list(study.shifts) for name, source in sets.items()
+        name: [shift.name for shift in source.shifts] if source else list(study.shifts)
+        for name, source in shown.items()
     }
     form = study.form(study, shifts)
     entries = {}
@@ -70,7 +76,7 @@ def fill(
         entries=entries,
         missing={title_of(name): reason for name, reason in missing.items() if name in wanted},
         criterion=CRITERION if study.criterion else "",
-        runs=len(records) if planned is None else planned,
+        runs=sum(run.data not in idle for run in planned),
         done=results.done,
         failed=results.failed,
         seconds=results.seconds,
@@ -82,11 +88,12 @@ def fill(
 class _Results:
     """The records of a study, by what they are about and by seed."""
 
-    def __init__(self, records: Iterable[Record], criterion: bool) -> None:
+    def __init__(self, records: Sequence[Record], criterion: bool) -> None:
         self._found: dict[_Key, dict[int, Record]] = {}
         self._zero_shot: dict[str, dict[int, Record]] = {}
         self._criterion = criterion
         self.done = self.failed = 0
+        self.data = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
         self.seconds = 0.0
         for record in records:
             run = record["run"]

@@ -1,0 +1,143 @@
+"""Sets of classes that hold the true one with a chosen probability: split conformal prediction.
+
+Images that were not learned from say how badly the classifier may miss: each gets a *misfit* of its true class. A set
+holds all classes whose misfit is at most the ``ceil((n + 1) coverage)``-th smallest of those n. If the n images and the
+new one are exchangeable, the set holds the true class with at least that probability, whatever the classifier is worth:
+a bad one gets large sets. The probability is over both, the n images and the new one, and over all classes together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kalmanclip.errors import ConfigError
+
+KINDS = ("lac", "aps", "raps")
+"""- ``lac``: one minus the probability of the class. The smallest sets on average.
+- ``aps``: the probability of everything at least as probable as the class. Sets grow where the classifier is unsure.
+- ``raps``: the same, plus `PENALTY` for each rank beyond `FREE_RANKS`: no long tails of improbable classes.
+"""
+
+PENALTY = 0.01
+FREE_RANKS = 5
+
+
+def misfits(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike | None = None) -> np.ndarray:
+    """How badly each class fits each image, (N, C).
+
+    Args:
+        probabilities: (N, C), rows that sum to one.
+        kind: one of `KINDS`.
+        noise: (N,), uniform draws in 0..1. With them 'aps' and 'raps' count only that share of the class's own
+            probability, and reach the coverage exactly instead of exceeding it; calibration and prediction both need
+            them then. None: all of it. 'lac' has no use for them.
+    """
+    p = np.asarray(probabilities, dtype=np.float64)
+    if kind == "lac":
+        return 1.0 - p
+    if kind not in KINDS:
+        raise ConfigError(f"The misfit must be one of {', '.join(KINDS)}, not {kind!r}.")
+    order = np.argsort(-p, axis=1, kind="stable")
+    ordered = np.take_along_axis(p, order, axis=1)
+    above = np.cumsum(ordered, axis=1)
+    if noise is not None:
+        above = above - (1.0 - np.asarray(noise, dtype=np.float64)[:, None]) * ordered
+    if kind == "raps":
+        above = above + PENALTY * np.maximum(np.arange(1, p.shape[1] + 1) - FREE_RANKS, 0)
+    found = np.empty_like(above)
+    np.put_along_axis(found, order, above, axis=1)
+    return found
+
+
+def images_needed(coverage: float) -> int:
+    """The smallest number of calibration images that a coverage can be promised with.
+
+    Raises:
+        ConfigError: the coverage does not lie between 0 and 1.
+    """
+    _check(coverage)
+    n = max(1, math.floor(coverage / (1 - coverage)))
+    while _rank(n, coverage) > n:
+        n += 1
+    return n
+
+
+def largest_misfit(calibration: ArrayLike, coverage: float) -> float:
+    """The misfit up to which classes are in the set: the ``ceil((n + 1) coverage)``-th smallest of n.
+
+    Args:
+        calibration: misfits (n,) of the true classes of calibration images.
+        coverage: between 0 and 1.
+
+    Raises:
+        ConfigError: there are too few images for this coverage.
+    """
+    _check(coverage)
+    scores = np.sort(np.asarray(calibration, dtype=np.float64))
+    rank = _rank(len(scores), coverage)
+    if rank > len(scores):
+        raise ConfigError(
+            f"A coverage of {coverage:g} needs at least {images_needed(coverage)} calibration images; there are "
+            f"{len(scores)}. Hold out more, or ask for less."
+        )
+    return float(scores[rank - 1])
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What calibration images say about the classifier.
+
+    Attributes:
+        misfits: (n,), of their true classes.
+        labels: (n,), those classes.
+        kind: one of `KINDS`.
+    """
+
+    misfits: np.ndarray
+    labels: np.ndarray
+    kind: str = "lac"
+
+    @classmethod
+    def of(cls, probabilities: ArrayLike, labels: ArrayLike, kind: str = "lac") -> Calibration:
+        """From probabilities (n, C) and labels (n,) of images that were not learned from."""
+        y = np.asarray(labels, dtype=np.int64)
+        return cls(misfits(probabilities, kind)[np.arange(len(y)), y], y, kind)
+
+    def __len__(self) -> int:
+        return len(self.misfits)
+
+    def sets(self, probabilities: ArrayLike, coverage: float, by_class: bool = False) -> np.ndarray:
+        """Which classes are in the set of each image, (N, C) of truth values.
+
+        The most probable class always is: an empty set helps nobody, and a larger one covers no less.
+
+        Args:
+            probabilities: (N, C).
+            coverage: the probability with which a set holds the true class, between 0 and 1.
+            by_class: promise it for each class by itself. Needs as many calibration images *of every class* as
+                the promise for all together needs in total.
+
+        Raises:
+            ConfigError: there are too few calibration images.
+        """
+        p = np.asarray(probabilities, dtype=np.float64)
+        if by_class:
+            largest = np.array([largest_misfit(self.misfits[self.labels == c], coverage) for c in range(p.shape[1])])
+        else:
+            largest = np.full(p.shape[1], largest_misfit(self.misfits, coverage))
+        found = misfits(p, self.kind) <= largest
+        found[np.arange(len(p)), p.argmax(axis=1)] = True
+        return np.asarray(found)
+
+
+def _rank(n: int, coverage: float) -> int:
+    return math.ceil((n + 1) * coverage - 1e-9)  # 0.9 * 10 is no reason to ask for the tenth
+
+
+def _check(coverage: float) -> None:
+    if not 0 < coverage < 1:
+        raise ConfigError(f"The coverage must lie between 0 and 1, not {coverage}.")

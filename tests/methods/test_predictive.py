@@ -1,0 +1,184 @@
+"""Predictions averaged over the belief, for every kind of parameters."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kalmanclip import KalmanCLIP
+from kalmanclip.data import FewShotTask, LabelledImages, read_folder
+from kalmanclip.encoders import LowRankConfig, SimilarityJacobian
+from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, predictive
+from kalmanclip.methods.features import frozen_activations
+from kalmanclip.prediction import TYPICAL_TEMPER
+
+HEAD = KalmanConfig(parameters=("low_rank",), epochs=1, batch_size=5, low_rank=LowRankConfig(rank=2), prior_std=0.1)
+TOWERS = dataclasses.replace(HEAD, low_rank=LowRankConfig(placement="towers", last_blocks=1, rank=2))
+CLASSES = KalmanConfig(classes=ClassConfig(views=0))
+BOTH = dataclasses.replace(HEAD, parameters=("low_rank", "classes"), classes=ClassConfig(views=0))
+KINDS = {"head": HEAD, "towers": TOWERS, "classes": CLASSES, "both": BOTH}
+
+
+@pytest.fixture(scope="module")
+def task(shapes):
+    return FewShotTask(read_folder(shapes))
+
+
+@pytest.fixture(scope="module")
+def methods(tiny, task):
+    found = {}
+    for name, config in KINDS.items():
+        found[name] = Kalman(tiny, config)
+        found[name].fit(task)
+    return found
+
+
+@pytest.fixture(params=list(KINDS))
+def method(request, methods):
+    return methods[request.param]
+
+
+@pytest.mark.parametrize("how", ["linearised", "sampled", "mean"])
+def test_it_is_a_distribution_about_every_image(method, task, how):
+    prediction = method.predict_distribution(task.train.sources, how, samples=8)
+    assert len(prediction) == len(task.train)
+    assert prediction.class_names == tuple(task.class_names)
+    torch.testing.assert_close(prediction.probabilities.sum(dim=1), torch.ones(15))
+    torch.testing.assert_close(prediction.mean, method.logits(task.train.sources), atol=1e-3, rtol=1e-4)
+    assert (prediction.aleatoric >= 0).all()
+    averages = how != "mean"
+    assert ((prediction.epistemic > 0) == averages).all()
+    assert ((prediction.std > 0) == averages).all()
+    assert method.predict_distribution([], how).probabilities.shape == (0, 3)
+
+
+def test_the_mean_alone_is_the_softmax_of_the_logits(method, task):
+    prediction = method.predict_distribution(task.train.sources, "mean")
+    torch.testing.assert_close(prediction.probabilities, method.logits(task.train.sources).softmax(dim=1))
+
+
+def test_the_same_call_gives_the_same_numbers(method, task):
+    for how in ("linearised", "sampled"):
+        one, other = (method.predict_distribution(task.train.sources[:3], how, 4) for _ in range(2))
+        assert torch.equal(one.probabilities, other.probabilities)
+
+
+@pytest.mark.parametrize("kind", ["head", "towers"])
+def test_the_covariance_of_the_logits_is_that_of_the_dense_jacobian(tiny, methods, task, kind, monkeypatch):
+    """``J Sigma J^T`` of an image, from C rows of n derivatives, beside that of many directions."""
+    method = methods[kind]
+    count = {"head": 400, "towers": 60}[kind]
+    monkeypatch.setitem(predictive.DIRECTIONS, kind, count)
+    (activations,) = frozen_activations(method.encoder, task.train.sources[:1])
+    with torch.no_grad():
+        logits = predictive.linearised(method, temper=False)(activations)
+    rows = SimilarityJacobian(method.encoder, activations, method.texts).rows(torch.eye(3).unsqueeze(0))
+    expected = tiny.logit_scale**2 * method.filter.belief.project(rows)
+    found = logits.shared[0] @ logits.shared[0].mT
+    size = expected.diagonal().max().sqrt() * expected.diagonal().sqrt()
+    assert ((found - expected).abs() < 4 * (2 / count) ** 0.5 * size).all()  # four standard errors
+    belief = method.logit_belief(task.train.sources[:1])
+    torch.testing.assert_close(belief.std[0], logits.std[0], rtol=1e-4, atol=0)
+
+
+def test_a_narrow_belief_is_linear(method, task, monkeypatch):
+    """Where the belief is narrow, sampling the parameters and drawing the linearised logits say the same."""
+    monkeypatch.setitem(predictive.DIRECTIONS, "towers", 60)
+    monkeypatch.setattr(method, "temper", 1e-7)
+    images = task.train.sources[::6]
+    linear = method.predict_distribution(images, samples=400)
+    drawn = method.predict_distribution(images, "sampled", samples=200 if method.config is not TOWERS else 60)
+    torch.testing.assert_close(drawn.std, linear.std, rtol=0.35, atol=1e-3)
+    torch.testing.assert_close(drawn.probabilities, linear.probabilities, atol=0.02, rtol=0)
+
+
+def test_class_residuals_are_sampled_with_their_covariance(methods, task):
+    """Logits are linear in the residuals: many draws have the variance that `variance` has in closed form."""
+    method = methods["classes"]
+    drawn = method.predict_distribution(task.train.sources[:2], "sampled", samples=3000)
+    linear = method.predict_distribution(task.train.sources[:2])
+    torch.testing.assert_close(drawn.std, linear.std, rtol=0.08, atol=0)
+    torch.testing.assert_close(drawn.probabilities, linear.probabilities, atol=0.03, rtol=0)
+
+
+def test_the_tempering_comes_from_held_out_images(methods, tiny, task):
+    fitted = methods["classes"].classes.temper
+    assert TYPICAL_TEMPER / 128 <= fitted <= TYPICAL_TEMPER * 128
+    one_each = LabelledImages(task.train.sources[::5], task.train.labels[::5], task.class_names)
+    alone = Kalman(tiny, CLASSES)
+    alone.fit(FewShotTask(one_each))
+    assert alone.classes.temper == TYPICAL_TEMPER  # nothing can be held out
+
+
+def test_validation_images_decide_how_much_is_averaged(tiny, task):
+    """Labels that contradict a classifier ask for more width, labels that agree with it for less."""
+    for shift, wider in ((0, False), (1, True)):
+        method = Kalman(tiny, HEAD)
+        method.fit(task)
+        guess = (method.logits(task.train.sources).argmax(dim=1) + shift) % 3
+        before = method.temper
+        factor = method.fit_temper(LabelledImages(task.train.sources, guess.tolist(), task.class_names))
+        assert method.temper == pytest.approx(before * factor)
+        assert (factor > 1) == wider
+        assert factor != 1
+
+
+def test_bad_calls(tiny, methods, task):
+    with pytest.raises(ConfigError, match="fit first"):
+        Kalman(tiny).predict_distribution([])
+    with pytest.raises(ConfigError, match="fit first"):
+        Kalman(tiny).fit_temper(task.train)
+    with pytest.raises(ConfigError, match="linearised, sampled, mean"):
+        methods["classes"].predict_distribution([], "laplace")
+    for samples in (1, 2.0):
+        with pytest.raises(ConfigError, match="samples"):
+            methods["classes"].predict_distribution([], samples=samples)
+    with pytest.raises(DataError, match="classes of the classifier"):
+        methods["classes"].fit_temper(LabelledImages(task.train.sources, task.train.labels, ["a", "b", "c"]))
+    with pytest.raises(DataError, match="at least one image"):
+        methods["classes"].fit_temper(LabelledImages([], [], task.class_names))
+
+
+@pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
+def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
+    clf = KalmanCLIP(tiny, config).fit(shapes)
+    clf.method.temper = clf.method.temper / 3
+    if clf.method.classes is not None:
+        clf.method.classes.temper = 0.123456789012345
+    again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
+    one, other = (c.predict_distribution(shapes / "circle") for c in (clf, again))
+    assert torch.equal(one.probabilities, other.probabilities)
+    assert torch.equal(one.epistemic, other.epistemic)
+    assert list(one.labels) == list(np.array(clf.classes_)[one.probabilities.argmax(dim=1)])
+
+
+@pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
+def test_an_adapter_from_before_has_the_typical_tempering(tiny, shapes, tmp_path, config):
+    clf = KalmanCLIP(tiny, config).fit(shapes)
+    typical = Kalman(tiny, clf.config)
+    if clf.method.classes is not None:
+        state = {k: v for k, v in clf.method.classes.state_dict().items() if k != "temper"}
+        clf.method.classes.temper = 5.0
+        typical.classes.load_state_dict(state, clf.classes_)
+        assert typical.classes.temper == TYPICAL_TEMPER
+        with pytest.raises(ConfigError, match="temper"):
+            typical.classes.load_state_dict(state | {"temper": torch.ones(2)}, clf.classes_)
+        return
+    clf.method.temper = 5.0
+    folder = clf.save(tmp_path / "a")
+    description = json.loads((folder / "adapter.json").read_text())
+    assert description.pop("temper") == 5.0
+    (folder / "adapter.json").write_text(json.dumps(description))
+    assert KalmanCLIP.load(folder, tiny).method.temper == typical.temper
+
+
+def test_averaging_costs_little_confidence_where_the_model_is_right(methods, task):
+    labels = torch.tensor(task.train.labels)
+    method = methods["classes"]
+    plain = F.cross_entropy(method.logits(task.train.sources), labels)
+    averaged = F.nll_loss(method.predict_distribution(task.train.sources).probabilities.log(), labels)
+    assert averaged < plain + 0.1
