@@ -12,6 +12,7 @@ PIP_FLAGS ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TESTS  := $(VENV)/.ready-tests
 DOCS   := $(VENV)/.ready-docs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -29,8 +30,8 @@ help:  ## Show this list
 demo: $(READY)  ## Run the demo: fit, predict and evaluate a small example
 	$(BIN)/kalmanclip demo
 
-test: lint  ## Lint, check types and run the tests
-	$(BIN)/python -m pytest
+test: lint $(TESTS)  ## Lint, check types and run the tests
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)  ## Check style, formatting and types
 	$(BIN)/ruff check .
@@ -49,7 +50,7 @@ clean:  ## Remove build output and caches (.venv stays; delete it by hand)
 
 # The stamps are written last, so a set-up that was interrupted or failed is simply done again.
 $(READY): pyproject.toml
-	@rm -f $(READY) $(DOCS)
+	@rm -f $(READY) $(TESTS) $(DOCS)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	    command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	        echo "kalmanclip needs Python 3.10 or newer, and '$(PYTHON)' was not found." >&2; \
@@ -63,6 +64,11 @@ $(READY): pyproject.toml
 	    "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "Installing kalmanclip and its tools into $(VENV) (minutes the first time) ..."
 	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(TESTS): $(READY)
+	@echo "Installing the optional parts that tests need into $(VENV) ..."
+	@$(PIP) -e ".[app,ray]"
 	@touch $@
 
 $(DOCS): $(READY)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 # Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the processor
 os.environ["KALMANCLIP_CACHE"] = "off"  # tests leave nothing in the user's cache folder
 
 import numpy as np

@@ -65,7 +65,12 @@ def test_what_is_missing_says_why():
 def test_what_could_stand_in_but_was_not_run_fills_no_rows():
     other = Source("mine", "mine", None, ("a {}.",), "m" * 64)
     sets = {"imagenet": None, "dtd": DTD, "mine": other}
-    sheet = sheet_of("table3", [DTD], lambda run: record(run, 0.5), missing={"imagenet": "away"}, sets=sets)
+
+    def value(run):  # zero-shot of another study is no sign of this one
+        return record(run, 0.5) if run.data == "dtd" or run.label == ZERO_SHOT else None
+
+    sheet = sheet_of("table3", [DTD, other], value, missing={"imagenet": "away"}, sets=sets)
+    assert (sheet.runs, sheet.done) == (102, 102)
     assert {titles[0] for titles in sheet.rows} == {"ImageNet", "DTD"}
     assert sheet.missing == {"ImageNet": "away", "mine": "could stand in; not run"}
 
@@ -126,6 +131,8 @@ def test_findings_follow_the_numbers():
 
     assert sheet_of("observation", [DTD], diag(True)).findings[0].startswith("Holds: diag is better than flatten")
     assert sheet_of("observation", [DTD], diag(False)).findings[0].startswith("Does not hold")
+    same = sheet_of("observation", [DTD], lambda run: record(run, 0.5 + 0.001 * ("diag" in run.label)))
+    assert same.findings[0].startswith("Not known")
 
 
 @pytest.mark.parametrize("name", STUDIES)

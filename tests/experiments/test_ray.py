@@ -83,6 +83,7 @@ def test_workers_and_nodes_may_die_at_any_moment(cluster, small_plan, undisturbe
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_killed_driver_loses_nothing_but_what_was_in_flight(cluster, small_plan, undisturbed, comparable, tmp_path):
     (source,), runs = small_plan
     words = ["compare", "--data", source.spelling, "--methods", "zero_shot,gda", "--shots", "1", "--seeds", "1,2,3"]

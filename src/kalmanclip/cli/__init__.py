@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 import kalmanclip
-from kalmanclip.cli import compare, data, demo, evaluate, export, fit, info, predict, retrieve
+from kalmanclip.cli import (
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    fit,
+    fuse,
+    info,
+    page,
+    paper,
+    predict,
+    results,
+    retrieve,
+)
 from kalmanclip.cli.guard import set_debug
 from kalmanclip.cli.register import register
 from kalmanclip.cli.spread import Spread
@@ -55,9 +69,13 @@ register(app, predict.predict, predict.EXAMPLES)
 register(app, evaluate.evaluate, evaluate.EXAMPLES)
 register(app, retrieve.retrieve, retrieve.EXAMPLES)
 register(app, compare.compare, compare.EXAMPLES, cls=Spread)
+register(app, paper.paper, paper.EXAMPLES, cls=Spread)
+register(app, fuse.fuse, fuse.EXAMPLES)
+register(app, page.app, page.EXAMPLES)
 register(app, export.export, export.EXAMPLES)
 register(app, info.info, info.EXAMPLES)
 app.add_typer(data.app)
+app.add_typer(results.app)
 
 
 def main() -> None:

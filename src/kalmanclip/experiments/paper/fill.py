@@ -48,9 +48,10 @@ def fill(
         missing: by name of a data set or shift, why it is not here.
         planned: all its runs.
     """
-    results = _Results(records, study.criterion)
+    learned = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
     # what could stand in but was not run fills no rows with dashes
-    idle = {name for name in sets if name not in study.sets and study.others != "beside" and name not in results.data}
+    idle = {name for name in sets if name not in study.sets and study.others != "beside" and name not in learned}
+    results = _Results([record for record in records if record["run"]["data"] not in idle], study.criterion)
     missing = {**missing, **dict.fromkeys(idle, "could stand in; not run")}
     shown = {name: source for name, source in sets.items() if name not in idle}
     shifts = {
@@ -93,7 +94,6 @@ class _Results:
         self._zero_shot: dict[str, dict[int, Record]] = {}
         self._criterion = criterion
         self.done = self.failed = 0
-        self.data = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
         self.seconds = 0.0
         for record in records:
             run = record["run"]

@@ -1,0 +1,133 @@
+"""The page: two tabs over one live adapter."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kalmanclip.app import render
+from kalmanclip.app.live import LiveAdapter
+from kalmanclip.app.uploads import take
+from kalmanclip.errors import KalmanClipError
+
+_STALE = 1800  # seconds after which an upload that nothing was done with is deleted
+
+# Events are for this page alone. Values come as the browser sent them, for `take`: Gradio's own preparation would leave
+# an empty file beside each upload.
+_EVENT: dict[str, Any] = {"preprocess": False, "api_visibility": "private", "show_progress": "minimal"}
+
+# A picture in the clipboard goes where a chosen file would, if the first tab is open.
+_PASTE = """<script>
+document.addEventListener("paste", (event) => {
+  const files = event.clipboardData?.files, field = document.querySelector("#kc-picture");
+  const input = field?.querySelector("input[type=file]");
+  if (!files?.length || !input || !field.offsetParent) return;
+  const transfer = new DataTransfer();
+  transfer.items.add(files[0]);
+  input.files = transfer.files;
+  input.dispatchEvent(new Event("change", { bubbles: true }));
+  event.preventDefault();
+});
+</script>"""
+
+
+def build(live: LiveAdapter, uploads: Path) -> gr.Blocks:
+    """The page over an adapter.
+
+    Args:
+        live: the adapter.
+        uploads: the folder that Gradio puts uploaded files into; nothing else is ever read.
+    """
+    with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(_STALE, _STALE)) as page:
+        gr.HTML(render.title(live.about().folder))
+        with gr.Tabs():
+            with gr.Tab("Look"):
+                _look(live, uploads)
+            with gr.Tab("Adapter") as tab:
+                _adapter(live, uploads, tab, page)
+    return page
+
+
+def looks() -> dict[str, Any]:
+    """How the page looks, as arguments of the server: fonts of the reader's own system, and nothing from elsewhere."""
+    text = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif")
+    code = ("ui-monospace", "Consolas", "Liberation Mono", "monospace")
+    theme = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", neutral_hue="slate", font=text, font_mono=code)
+    css = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return {"theme": theme, "css": css, "head": _PASTE}
+
+
+def _look(live: LiveAdapter, uploads: Path) -> None:
+    with gr.Row(elem_classes="kc-columns"):
+        with gr.Column(scale=2, min_width=280):
+            picture = gr.File(label="Picture", elem_id="kc-picture", height=180)
+            gr.HTML(f'<p class="kc-note">Drop, paste or choose a picture: {render.LIMITS}. It is not kept.</p>')
+        with gr.Column(scale=3, min_width=280):
+            said = gr.HTML(render.NOTHING_YET, elem_id="kc-said")
+
+    def look(payload: Any) -> tuple[str, None]:
+        try:
+            image = take(payload, uploads)[0]
+            return render.answer_html(live.look(image), image), None
+        except KalmanClipError as error:
+            return render.problem(str(error)), None
+
+    picture.upload(look, picture, [said, picture], **_EVENT)
+
+
+def _adapter(live: LiveAdapter, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> None:
+    with gr.Row(elem_classes="kc-columns"):
+        with gr.Column(scale=2, min_width=280):
+            gr.HTML('<h2 class="kc-heading">Teach it</h2>')
+            pictures = gr.File(label="Pictures of one class", file_count="multiple", elem_id="kc-pictures", height=180)
+            name = gr.Dropdown(
+                [], label="Class", info="Choose one, or type a new name.", allow_custom_value=True, elem_id="kc-class"
+            )
+            learn = gr.Button("Learn from these pictures", variant="primary", elem_id="kc-learn")
+            lesson = gr.HTML(elem_id="kc-lesson")
+            gr.HTML(
+                '<p class="kc-note">It learns in memory. Save writes the adapter to disk; Undo goes back to there.</p>'
+            )
+            with gr.Row(elem_classes="kc-pair"):
+                save = gr.Button("Save", elem_id="kc-save", interactive=not live.about().read_only)
+                back = gr.Button("Undo", elem_id="kc-back")
+        with gr.Column(scale=3, min_width=280):
+            about = gr.HTML(elem_id="kc-about")
+            measured = gr.HTML(elem_id="kc-measured")
+
+    def now() -> tuple[Any, ...]:
+        state = live.about()
+        return render.about_html(state), render.measured_html(state.measured), gr.update(choices=list(state.counts))
+
+    def teach(payload: Any, class_name: Any) -> tuple[Any, ...]:
+        try:
+            said = render.lesson_html(live.learn(take(payload, uploads), str(class_name or "")))
+        except KalmanClipError as error:
+            said = render.problem(str(error))
+        return said, None, *now()
+
+    def write() -> tuple[Any, ...]:
+        try:
+            live.save()
+            said = render.done("Saved.")
+        except KalmanClipError as error:
+            said = render.problem(str(error))
+        return said, *now()
+
+    def forget() -> tuple[Any, ...]:
+        try:
+            live.go_back()
+            said = render.done("Undone: this is the adapter as it was last saved.")
+        except KalmanClipError as error:
+            said = render.problem(str(error))
+        return said, *now()
+
+    state = [about, measured, name]
+    learn.click(teach, [pictures, name], [lesson, pictures, *state], **_EVENT)
+    save.click(write, None, [lesson, *state], **_EVENT)
+    back.click(forget, None, [lesson, *state], **_EVENT)
+    page.load(now, None, state, **_EVENT)
+    tab.select(now, None, state, **_EVENT)  # others may have taught it meanwhile

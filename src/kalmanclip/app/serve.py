@@ -1,0 +1,106 @@
+"""Serving the page: one socket, one private folder for uploads, and an end without traces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kalmanclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.app.live import LiveAdapter
+
+MISSING = "The page needs the package gradio. Install it with: pip install 'kalmanclip[app]'"
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listens at an address; port 0: any free one.
+
+    Raises:
+        ConfigError: somebody else listens there, or it is no address of this computer.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind, protocol)
+        if os.name == "posix":  # elsewhere it would let two programs listen at once
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+        opened.listen()
+    except socket.gaierror as error:
+        raise ConfigError(f"{host} is not an address of this computer: {error.strerror}.") from error
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen at {host}, port {port}: {error.strerror}. Choose another with --port (0: any free one)."
+        ) from error
+    return opened
+
+
+def address_of(listening: socket.socket) -> str:
+    """What to type into a browser."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve(live: LiveAdapter, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serves the page until Ctrl-C, or until the process is asked to end.
+
+    Args:
+        live: the adapter.
+        listening: where; see `open_socket`.
+        ready: called with the address as soon as a browser can connect.
+    """
+    with _private_folder() as uploads:
+        # only now: Gradio reads its settings when it is imported
+        import gradio
+        import uvicorn
+        from fastapi import FastAPI
+
+        from kalmanclip.app.doors import Doors, is_local
+        from kalmanclip.app.limits import MAX_BYTES
+        from kalmanclip.app.page import build, looks
+
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        page = build(live, uploads)
+        page.has_launched = True  # a page that is mounted, not launched, checks no path
+        gradio.mount_gradio_app(
+            app,
+            page,
+            path="/",
+            footer_links=[],
+            run_history=False,
+            show_error=False,
+            max_file_size=MAX_BYTES,
+            allowed_paths=[],
+            ssr_mode=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+            **looks(),
+        )
+        app.add_middleware(Doors, uploads=uploads, local=is_local(listening.getsockname()[0]))
+        # browsers that are still connected at the end are no error worth a traceback
+        config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1)
+        ready(address_of(listening))
+        # Python would end at once, and the folder would stay
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            with suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder for uploads that only this user can read, told to Gradio; it and all in it are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="kalmanclip-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        yield Path(folder)
