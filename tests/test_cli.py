@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from PIL import Image, ImageDraw
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
 
 runner = CliRunner()
@@ -360,11 +362,14 @@ def test_csv_parses_and_agrees_with_json(photos, adapters, preset):
 
 
 @every_preset
-def test_uncertainty_adds_columns_and_leaves_the_probabilities(photos, adapters, preset):
+def test_uncertainty_averages_and_says_what_is_left_open(photos, adapters, preset):
     adapter = adapters[preset]
-    plain = json.loads(call("predict", adapter, photos, "--json").stdout)
-    more = json.loads(call("predict", adapter, photos, "--json", "--uncertainty").stdout)
-    assert [r["probability"] for r in more] == pytest.approx([r["probability"] for r in plain], abs=1e-4)
+    rows = json.loads(call("predict", adapter, photos, "--json", "--uncertainty", "--top", 3).stdout)
+    averaged = KalmanCLIP.load(adapter).predict_distribution(photos)
+    assert [row["probability"] for row in rows] == pytest.approx(averaged.confidence.tolist(), abs=1e-5)
+    for row in rows:
+        entropy = -sum(c["probability"] * math.log(max(c["probability"], 1e-12)) for c in row["top"])
+        assert row["epistemic"] + row["aleatoric"] == pytest.approx(entropy, abs=1e-4)
     assert "lead" in call("predict", adapter, photos, "--uncertainty").stdout
 
 
