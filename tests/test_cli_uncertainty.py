@@ -80,8 +80,8 @@ def test_what_the_belief_leaves_open(adapter, shapes):
     ("words", "says"),
     [
         (["--sets", "0.9"], "at least 9 calibration images; there are 6"),
-        (["--sets", "90"], "between 0 and 1"),
-        (["--false-alarms", "0"], "between 0 and 1"),
+        (["--sets", "90"], "above 0 and below 1"),
+        (["--false-alarms", "0"], "above 0 and below 1"),
     ],
 )
 def test_what_cannot_be_promised_is_refused(adapter, shapes, words, says):
@@ -155,3 +155,20 @@ def test_a_damaged_adapter_is_refused(adapter, tmp_path, tiny):
 def test_the_usual_rate_is_written_once():
     for command in (predict, evaluate):
         assert inspect.signature(command).parameters["false_alarms"].default == FALSE_ALARMS
+
+
+def test_a_calibration_that_was_interrupted_is_made_up_for(adapter, shapes, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kalmanclip.methods.Kalman.calibrate", interrupted)
+        assert "--resume" in call("fit", shapes, "-o", tmp_path / "a", "--calibrate", 2, code=130).output
+    assert KalmanCLIP.load(tmp_path / "a").method.calibration is None
+    assert "calibrate was 2, now 1" in call(
+        "fit", shapes, "-o", tmp_path / "a", "--resume", "--calibrate", 1, code=2
+    ).output.replace("\n", " ")
+    call("fit", shapes, "-o", tmp_path / "a", "--resume")
+    made, whole = (KalmanCLIP.load(folder).method.calibration for folder in (tmp_path / "a", adapter))
+    assert len(made) == len(whole) == 6
+    assert "There is nothing to resume" in call("fit", shapes, "-o", tmp_path / "a", "--resume").output

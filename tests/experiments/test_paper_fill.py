@@ -83,6 +83,18 @@ def test_a_gain_is_over_zero_shot_of_the_same_seed():
     assert any("by +15.0 (DTD) to +15.0 points (DTD)" in finding for finding in sheet.findings)
 
 
+@pytest.mark.parametrize("zero_shot", [None, "failed"])
+def test_a_gain_without_zero_shot_is_missing(zero_shot):
+    def value(run):
+        if run.label != ZERO_SHOT:
+            return record(run, 0.5)
+        return failed(run, "DataError") if zero_shot else None
+
+    entry = sheet_of("figure3", [DTD], value).entry(0, 0)
+    assert entry.mean is None
+    assert "is missing" in entry.missing
+
+
 def test_an_average_is_over_the_test_images_and_all_shifts():
     sheet = sheet_of("table2", [PACS], lambda run: record(run, 0.6, shifts={"sketch": 0.2}))
     assert sheet.columns == ("pacs", "sketch", "average of pacs")
@@ -106,8 +118,10 @@ def test_numbers_that_broke_down_are_divergence_and_other_failures_are_not():
             return record(run, 0.4)
         return failed(run, "NumericalError" if run.seed == 1 else "ModelError")
 
-    entry = cell(sheet_of("table4", [DTD], value), ("Ours (paper) beta 0.98",), "DTD")
+    sheet = sheet_of("table4", [DTD], value)
+    entry = cell(sheet, ("Ours (paper) beta 0.98",), "DTD")
     assert (entry.diverged, entry.mean) == (1, None)
+    assert (sheet.done, sheet.failed) == (8, 6)
 
 
 def test_findings_follow_the_numbers():

@@ -7,7 +7,7 @@ import pytest
 
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.paper import printed
-from kalmanclip.experiments.paper.gather import Found, chosen_sets, find_sets, study_runs
+from kalmanclip.experiments.paper.gather import Found, check_options, chosen_sets, find_sets, study_runs
 from kalmanclip.experiments.paper.studies import STUDIES
 from kalmanclip.experiments.paper.study import At
 from kalmanclip.experiments.sources import ShiftSource, Source
@@ -86,8 +86,10 @@ def test_options_reach_the_rows_of_their_method_or_label():
     runs = study_runs(STUDIES["table1"], [source("dtd")], [1], "tiny", options)
     assert {run.config["views"] for run in runs if run.label == "CoOp"} == {3}
     assert {run.config["epochs"] for run in runs if run.label == "Ours (paper)"} == {7}
+    own = {"kalman-head": {"method": "kalman", "preset": "head"}, "Ours (paper) alpha 1": {"epochs": 1}}
+    assert check_options(STUDIES.values(), options | own) == ["kalman-head"]
     with pytest.raises(ConfigError, match="no method or row 'copo'"):
-        study_runs(STUDIES["table1"], [source("dtd")], [1], "tiny", {"copo": {"views": 3}})
+        check_options(STUDIES.values(), {"copo": {"views": 3}})
 
 
 def test_which_sets_stand_where():

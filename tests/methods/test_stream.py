@@ -174,6 +174,16 @@ def test_a_class_that_is_dropped_is_forgotten():
     assert residuals.recollection.count.tolist() == [4, 2, 4]
 
 
+def test_fewer_classes_spread_as_before():
+    here = world(3)
+    labels = labels_of(3, 8)
+    whole = Recollection.of(here.views(labels, V=3), labels, 3)
+    some = whole.chosen([2, None, 1])
+    assert some.count.tolist() == [8, 0, 8]
+    for name in ("within", "spread"):
+        torch.testing.assert_close(getattr(some, name) / 16, getattr(whole, name) / 24, **CLOSE)
+
+
 def test_what_is_kept_survives_the_state():
     here = world(7)
     labels = labels_of(3, 4)

@@ -81,11 +81,14 @@ class Doors:
         steps = path.split("/")
         if scope["type"] != "http" or ".." in steps or not (path in _OPEN or path.startswith(_OPEN_BELOW)):
             return PlainTextResponse("There is nothing here.", 404)
-        host = headers.get("host", "")
-        if self.local and not is_local(urlsplit(f"//{host}").hostname or ""):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            name, site = urlsplit(f"//{host}").hostname or "", None if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            return PlainTextResponse("That is no address.", 400)
+        if self.local and not is_local(name):
             return PlainTextResponse("This page is for its own computer.", 403)
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if site is not None and site != host:
             return PlainTextResponse("This page takes nothing from other websites.", 403)
         return None
 

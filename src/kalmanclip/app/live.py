@@ -153,6 +153,9 @@ class LiveAdapter:
             saved = _state_on_disk(self._folder)
             self._classifier = KalmanCLIP.load(self._folder, self._classifier.backbone)
             if saved != self._saved:  # somebody else has saved another state
+                names = [] if self._test is None else list(self._test.class_names)
+                if self._classifier.classes_[: len(names)] != names:
+                    self._test = None  # its labels count other classes
                 self._measured_saved = self._measure()
             self._saved, self._unsaved, self._measured = saved, 0, self._measured_saved
 

@@ -137,7 +137,8 @@ def _lonely(records: Sequence[Record]) -> Any:
         groups.setdefault(seen["label"], []).append(seen)
     for label, group in groups.items():
         each = [_list(seen[name] for seen in group) for name in ("data", "shots", "seed")]
-        table.add_row(label, str(len(group)), *each, _list(f"{100 * seen['share']:g} %" for seen in group))
+        shares = some([f"{100 * share:g} %" for share in sorted({seen["share"] for seen in group})])
+        table.add_row(label, str(len(group)), *each, shares)
     return table
 
 

@@ -13,7 +13,7 @@ from kalmanclip.cli.common import Device, check_device, naming_bad_images, refus
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.learned import about
 from kalmanclip.cli.options import build_config
-from kalmanclip.cli.screen import bars, command_line, facts, note, say, size_of, some, suggest, waiting
+from kalmanclip.cli.screen import bars, command_line, facts, note, percent, say, size_of, some, suggest, waiting
 from kalmanclip.cli.training import Material, fingerprint, read_material
 from kalmanclip.config import to_dict
 from kalmanclip.errors import ConfigError
@@ -165,7 +165,7 @@ def fit(
     flags["prior_std" if "low_rank" in learned else "classes.prior_std"] = prior_std
     options = build_config(flags, config, start, preset)
     if before:
-        resuming.require_same_options(before, options, model, template, shots)
+        resuming.require_same_options(before, options, model, template, {"shots": shots, "calibrate": calibrate})
         shots, calibrate = before["notes"].get("shots"), before["notes"].get("calibrate")
     elif captions and "classes" in options.parameters:
         raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
@@ -190,7 +190,7 @@ def fit(
                 given = {"model": model, "templates": templates, "device": device}
                 clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
         done = clf.notes.get("epochs_done", 0)
-        if done >= options.passes:
+        if done >= options.passes and (held is None or clf.method.calibration is not None):
             say(f"{output} is finished: all {options.passes} passes are done. There is nothing to resume.")
             return
         if before:
@@ -201,7 +201,8 @@ def fit(
         clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": captions}
         clf.notes |= {"epochs": options.passes, "epochs_done": done, "calibrate": calibrate}
         try:
-            _learn(clf, images, output)
+            if done < options.passes:
+                _learn(clf, images, output)
             if held is not None:
                 _calibrate(clf, held, output)
         except KeyboardInterrupt:
@@ -258,7 +259,10 @@ def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
 
 def _calibrated(clf: KalmanCLIP) -> list[tuple[str, str]]:
     calibration = clf.method.calibration
-    return [] if calibration is None else [("calibrated on", f"{len(calibration)} further images")]
+    if calibration is None:
+        return []
+    n = len(calibration)
+    return [("calibrated on", f"{n} further images, for sets with a coverage of up to {percent(n / (n + 1))}")]
 
 
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:

@@ -110,7 +110,7 @@ def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]
     from kalmanclip.adapter import read_tensors
 
     tensors = read_tensors(adapter, description["tensors"])
-    return [*_low_rank(adapter, description, tensors), *_classes(tensors)]
+    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_told(tensors)]
 
 
 def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
@@ -139,6 +139,15 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
         ("belief", f"{description['config']['belief']}, over {std.numel()} low-rank parameters"),
         ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
         *_shrinkage(description.get("prior_variance"), float(std.mean())),
+    ]
+
+
+def _told(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    """What predictions can say beside classes."""
+    images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("unknown", "conformal"))
+    return [
+        ("unknown images", f"told by {images} training images" if images else "are not marked (default preset only)"),
+        ("sets of classes", f"calibrated on {held} images" if held else "not calibrated (fit --calibrate)"),
     ]
 
 

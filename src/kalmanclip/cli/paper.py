@@ -84,7 +84,12 @@ def paper(
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing: draw again what the folder holds.")
+        bool,
+        typer.Option(
+            "--report-only",
+            help="Run nothing: draw again what the folder holds. The data sets must be there: their lists of files "
+            "say which results are theirs.",
+        ),
     ] = False,
     workers: Workers = 1,
     cache: Cache = None,
@@ -105,7 +110,7 @@ def paper(
     with waiting("Loading"):
         from kalmanclip.experiments import Store
         from kalmanclip.experiments.models import model_name
-        from kalmanclip.experiments.paper.gather import chosen_sets, find_sets, study_runs
+        from kalmanclip.experiments.paper.gather import check_options, chosen_sets, find_sets, study_runs
         from kalmanclip.experiments.paper.studies import STUDIES
 
     asked = _studies(which, STUDIES)
@@ -113,12 +118,16 @@ def paper(
     draws = integers("seeds", seeds or SEEDS)
     backbone = model_name(model)
     options = options_file(config)
+    if foreign := check_options(STUDIES.values(), options):
+        note(f"Not rows of the paper, and left out: {', '.join(foreign)}.")
     if not (plan or report_only):
         running.check()
         _check_corruptions(asked)
     for folder in also or ():
         if not folder.is_dir():
             raise DataError(f"There is no folder {folder}. --also takes folders of results.")
+    if report_only and not output.is_dir():
+        raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):
         pairs = list(product(sorted({k for study in asked for k in study.shots}), draws))
         found = find_sets(STUDIES.values(), spellings(data), root, template or (), spellings(shift), pairs)
@@ -130,8 +139,6 @@ def paper(
     if plan:
         _print_plan(asked, runs, sets, Store(output, also or ()), found)
         return
-    if report_only and not output.is_dir():
-        raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with writable_folder(output):
         store = Store(output, also or ())
         if not report_only:
@@ -140,11 +147,11 @@ def paper(
         with waiting("Drawing"):
             sheets = _sheets(asked, runs, sets, store, found)
             _write(output, sheets, backbone, draws)
-    for sheet in sheets:
-        if any(sheet.name == study.name for study in asked):
-            print_sheet(sheet)
+    told = [sheet for sheet in sheets if any(sheet.name == study.name for study in asked)]
+    for sheet in told:
+        print_sheet(sheet)
     note(f"To look at: {output / 'paper.html'}. Beside it every table as .md, .tex, .csv, every figure as .png, .svg.")
-    if any(sheet.failed for sheet in sheets if not sheet.criterion):
+    if any(sheet.failed for sheet in told):
         note("Some runs failed: the page says why; --retry-failed tries them again.")
         raise typer.Exit(1)
 
@@ -232,12 +239,14 @@ def _print_plan(
     for study in asked:
         here = [name for name, source in sets[study.name].items() if source]
         away = [name for name, source in sets[study.name].items() if not source]
-        plans = {run.address: store.record(run) for run in runs[study.name]}
+        plans = {run.address: store.finished(run) for run in runs[study.name]}
         seen |= plans
         done = sum(record is not None for record in plans.values())
         table.add_row(study.name, ", ".join(here) or "-", ", ".join(away) or "-", str(len(plans)), str(done))
     say(table)
     open_runs = sum(record is None for record in seen.values())
     say(f"{len(seen)} different runs, {open_runs} of them to do.")
+    wanted = {name for study in asked for name in (*sets[study.name], *study.shifts)}
     for name, reason in found.missing.items():
-        note(f"{name}: {reason}")
+        if name in wanted:
+            note(f"{name}: {reason}")

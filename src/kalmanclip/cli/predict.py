@@ -48,8 +48,8 @@ def predict(
     sets: Annotated[
         float | None,
         typer.Option(
-            help="Also a set of classes that holds the true one with this probability, such as 0.9; for adapters that "
-            "were fitted with --calibrate.",
+            help="Also a set of classes that holds the true one with this probability, such as 0.9, by the "
+            "probabilities at the mean of the belief; for adapters that were fitted with --calibrate.",
         ),
     ] = None,
     false_alarms: Annotated[
@@ -97,7 +97,7 @@ class Wanted:
     def __post_init__(self) -> None:
         for name, share in (("--sets", self.sets), ("--false-alarms", self.false_alarms)):
             if share is not None and not 0 < share < 1:
-                raise ConfigError(f"{name} is a share between 0 and 1, not {share:g}.")
+                raise ConfigError(f"{name} is a share above 0 and below 1, not {share:g}.")
 
 
 _UNCERTAINTY = ("epistemic", "aleatoric", "logit std", "lead")
@@ -137,6 +137,7 @@ def _predict(clf: KalmanCLIP, files: Sequence[Path], wanted: Wanted) -> list[Sco
             more["unknown"] = (familiarity < known.threshold(wanted.false_alarms).value).tolist()
             more["familiarity"] = familiarity.tolist()
         else:
+            note("Images that show nothing known are not marked: that takes the default preset.")
             probabilities = clf.predict_proba(files, progress=progress)
         if wanted.sets is not None:
             more["set"] = clf.class_sets(probabilities, wanted.sets)  # promised for probabilities at the mean
@@ -192,7 +193,8 @@ def _print_table(rows: list[dict[str, Any]], wanted: Wanted) -> None:
     for row in rows:
         cells = [row["image"], row["class"], percent(row["probability"])]
         cells += ["unknown" if row["unknown"] else ""] if flags else []
-        cells += [_SEVERAL.join(row["set"])] if wanted.sets is not None else []
+        covered = not row.get("unknown")  # a set promises nothing about images of nothing known
+        cells += [_SEVERAL.join(row["set"]) if covered else "not covered"] if wanted.sets is not None else []
         cells += [f"{row[name.replace(' ', '_')]:.2f}" for name in extra]
         for choice in row["top"][1:]:
             cells += [choice["class"], percent(choice["probability"])]

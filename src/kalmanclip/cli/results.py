@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="results",
-    help="Results of comparisons: list them, export tables, compare two folders.",
+    help="Results of `compare` and `paper`: list them, export tables, compare two folders.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 Store = Annotated[
-    Path, typer.Argument(metavar="STORE", help="The folder that `kalmanclip compare` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="STORE", help="The folder that `kalmanclip compare` or `paper` wrote.", show_default=False),
 ]
 Data = Annotated[list[str] | None, typer.Option(help="Only these data sets, by name. Several: separated by commas.")]
 Methods = Annotated[list[str] | None, typer.Option(help="Only these methods, by label.")]

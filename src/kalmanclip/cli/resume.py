@@ -45,9 +45,16 @@ def refuse_beginning(output: Path) -> NoReturn:
 
 
 def require_same_options(
-    before: dict[str, Any], options: KalmanConfig, model: str | None, template: list[str] | None, shots: int | None
+    before: dict[str, Any],
+    options: KalmanConfig,
+    model: str | None,
+    template: list[str] | None,
+    numbers: dict[str, int | None],
 ) -> None:
-    """A fit is resumed with the options it began with. Those not given now (None) are taken from there."""
+    """A fit is resumed with the options it began with. Those not given now (None) are taken from there.
+
+    ``numbers`` are those that the adapter's notes have, by name.
+    """
     notes = before.get("notes", {})
     if "epochs_done" not in notes:
         raise ConfigError(
@@ -59,7 +66,7 @@ def require_same_options(
     given = {
         "model": (before["backbone"]["name"], model),
         "template": (before["templates"], template or None),
-        "shots": (notes.get("shots"), shots),
+        **{name: (notes.get(name), number) for name, number in numbers.items()},
     }
     changed += [(name, was, now) for name, (was, now) in given.items() if now is not None and now != was]
     if changed:

@@ -11,7 +11,7 @@ import typer
 
 from kalmanclip.cli.common import check_device
 from kalmanclip.cli.guard import INTERRUPTED
-from kalmanclip.cli.screen import bars, note
+from kalmanclip.cli.screen import bars, note, waiting
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,6 +110,11 @@ def run_planned(
 
     running.check()
     _tell_what_is_there(runs, store, running.retry_failed)
+    if running.ray is None and any(store.record(run) is None for run in runs):
+        from kalmanclip.encoders import load_backbone
+
+        with waiting("Loading the model"):
+            load_backbone(model or runs[0].model, "cpu")  # weights that cannot be had are no result of any run
     try:
         with bars() as show:
             return run_all(

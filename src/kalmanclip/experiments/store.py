@@ -38,11 +38,9 @@ class Store:
 
     def record(self, run: Run) -> Record | None:
         """The record of a run that is done or has failed; None where it is missing, damaged, or another run's."""
-        for folder in (self.folder, *self.also):
-            record = _read(folder / self.path(run).name)
-            if record is not None and address_of(record["run"]) == run.address:
-                return record
-        return None
+        found = (_read(folder / self.path(run).name) for folder in (self.folder, *self.also))
+        own = [record for record in found if record is not None and address_of(record["run"]) == run.address]
+        return next((record for record in own if record["status"] == "done"), own[0] if own else None)
 
     def finished(self, run: Run) -> Record | None:
         """The record of a run that is done; None also for one that has failed."""

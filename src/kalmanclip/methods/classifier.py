@@ -115,10 +115,11 @@ class KalmanClassifier:
         prompts = [prompt for group in class_prompts(templates, class_names) for prompt in group]
         tokens = self.encoder.tokenize(prompts)
         _refuse_equal_prompts(class_names, tokens.unflatten(0, (len(class_names), -1)).flatten(1).tolist())
+        if (list(class_names), tuple(templates)) != (self.class_names, self.templates):
+            self.calibration = None  # it was about other classes
         before, self.class_names, self.templates = self.class_names, list(class_names), tuple(templates)
         self._texts = self.encoder.text.prefix(tokens)
         self._tell_classes()
-        self.calibration = None  # it was about other classes
         if self.known is not None and self.classes is not None and self.classes.T is not None:
             row = {name: i for i, name in enumerate(before)}
             self.known = self.known.chosen([row.get(name) for name in self.class_names], self.classes.T)

@@ -72,7 +72,12 @@ def _check(parts: Sequence[Kalman]) -> None:
 def _must_agree(part: Kalman) -> dict[str, Any]:
     """What the numbers of two classifiers must share to mean the same, by name."""
     config = part.config
-    shared = {"backbone": part.backbone.hash, "parameters": config.parameters, "templates": part.templates}
+    shared: dict[str, Any] = {
+        "backbone": part.backbone.hash,
+        "parameters": config.parameters,
+        "templates": part.templates,
+        "alpha": config.filter.alpha,
+    }
     if "classes" in config.parameters:
         return shared | {"gain_std of the classes": config.classes.gain_std}
     return shared | {
@@ -124,6 +129,7 @@ def _fuse_low_rank(fused: Kalman, parts: Sequence[Kalman]) -> None:
     fused.filter.belief = restore_belief(fused.config.belief, state)
     noise = max(filters, key=lambda f: f.steps).noise.state_dict()  # an estimate, not information: the best founded
     fused.filter.noise = ObservationNoise.from_state(fused.config.noise, noise)
+    fused.temper = _weighted_mean([part.temper for part in parts], [1.0] * len(parts))
     fused.filter.steps = sum(f.steps for f in filters)
     fused.filter.skipped = sum(f.skipped for f in filters)
 

@@ -65,6 +65,8 @@ class Kalman(KalmanClassifier):
         """
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, not {epochs}.")
+        if self.classes is not None and self.classes.belief is not None:
+            _ = self.classes.recollection  # an old adapter that cannot learn on says so before anything changes
         material = self._read(images, progress)
         templates = self.templates if templates is None else tuple(templates)
         if (images.class_names, templates) != (self.class_names, self.templates):
@@ -93,8 +95,9 @@ class Kalman(KalmanClassifier):
         if self.classes is not None:
             views = self._views(images.sources, progress) if isinstance(material, ActivationStore) else material
             labels = labels_of(images, views.device)
+            whole = self.classes.belief is None or self.known is not None  # or old classes would look unknown
             self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total))
-            if not isinstance(material, ActivationStore):
+            if whole and not isinstance(material, ActivationStore):
                 self._remember(views[:, 0], labels, images.sources)
         self.calibration = None  # it was about a classifier that had learned less
         if after_epoch is not None:

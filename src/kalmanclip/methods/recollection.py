@@ -80,12 +80,22 @@ class Recollection:
         )
 
     def chosen(self, rows: Sequence[int | None]) -> Recollection:
-        """About other classes: row c is old class ``rows[c]``, or one without images if None."""
+        """About other classes: row c is old class ``rows[c]``, or one without images if None.
+
+        What all classes share stays per image what it was.
+        """
         old = torch.tensor([0 if row is None else row for row in rows], device=self.count.device)
         known = torch.tensor([row is not None for row in rows], device=self.count.device)
         column = known.unsqueeze(1)
-        return replace(
-            self, count=self.count[old] * known, total=self.total[old] * column, slope=self.slope[old] * column
+        count = self.count[old] * known
+        kept = count.sum() / self.count.sum().clamp_min(1)
+        return Recollection(
+            count,
+            self.total[old] * column,
+            self.within * kept,
+            self.spread * kept,
+            self.slope[old] * column,
+            self.gain_slope * kept,
         )
 
     def __add__(self, other: Recollection) -> Recollection:

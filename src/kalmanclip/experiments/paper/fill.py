@@ -102,8 +102,9 @@ class _Results:
             self._found.setdefault(key, {})[run["seed"]] = record
             if record["label"] == ZERO_SHOT:
                 self._zero_shot.setdefault(run["data"], {})[run["seed"]] = record
-            self.done += record["status"] == "done"
-            self.failed += record["status"] == "failed"
+            broke = record["status"] == "failed" and not self._broke_down(record)
+            self.done += not broke
+            self.failed += broke
             self.seconds += sum(record.get("seconds", {}).values())
 
     def entry(self, at: At) -> Entry:
@@ -114,8 +115,13 @@ class _Results:
             if self._diverged(record, self._zero_shot.get(at.data, {}).get(seed)):
                 diverged += 1
             elif record["status"] == "done":
-                before = self._zero_shot[at.data][seed] if at.gain else None
-                values.append(_accuracy(record, at.shifts) - (_accuracy(before, at.shifts) if before else 0.0))
+                before = self._zero_shot.get(at.data, {}).get(seed)
+                if not at.gain:
+                    values.append(_accuracy(record, at.shifts))
+                elif before is not None and before["status"] == "done":
+                    values.append(_accuracy(record, at.shifts) - _accuracy(before, at.shifts))
+                else:
+                    reasons.append(f"{ZERO_SHOT} is missing")
             elif record["status"] == "failed":
                 reasons.append(str(record["reason"]))
         if not values:
@@ -125,14 +131,16 @@ class _Results:
         return Entry(statistics.fmean(values), std, len(values) + diverged, diverged)
 
     def _diverged(self, record: Record, before: Record | None) -> bool:
-        if not self._criterion:
-            return False
-        if record["status"] == "failed":
-            return record.get("error") == "NumericalError"
-        if record["status"] != "done" or before is None or before["status"] != "done" or record is before:
+        if not self._criterion or record["status"] == "failed":
+            return self._broke_down(record)
+        if before is None or before["status"] != "done" or record is before:
             return False
         now, then = record["metrics"], before["metrics"]
         return bool(now["accuracy"] < _KEPT * then["accuracy"] and now["nll"] > then["nll"])
+
+    def _broke_down(self, record: Record) -> bool:
+        """Whether a run failed in a way that is a finding about the method."""
+        return self._criterion and record["status"] == "failed" and record.get("error") == "NumericalError"
 
 
 def _accuracy(record: Record, shifts: Sequence[str]) -> float:

@@ -109,6 +109,25 @@ def chosen_sets(study: Study, found: Found) -> dict[str, Source | None]:
     return own | {name: source for name, source in others.items() if bool(source.shifts) == shifted}
 
 
+def check_options(studies: Iterable[Study], options: Mapping[str, Any]) -> list[str]:
+    """Refuses options for what is neither a method nor a row of any study.
+
+    Returns:
+        The names of tables that describe rows of their own, which only `kalmanclip compare` has.
+    """
+    labels = list(dict.fromkeys(variant.label for study in studies for variant in study.variants))
+    foreign = []
+    for name, table in options.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"The options of {name} must be a table of names and values, not {table!r}.")
+        if name in METHODS or name in labels:
+            continue
+        if not isinstance(table.get("method"), str):
+            raise ConfigError(f"There is no method or row {name!r}. Rows: {', '.join(labels)}.")
+        foreign.append(name)
+    return foreign
+
+
 def study_runs(
     study: Study,
     sources: Iterable[Source],
@@ -125,7 +144,7 @@ def study_runs(
         model: the backbone's name.
         options: by method or label, what differs from what the study says.
     """
-    changes = _checked(study, options or {})
+    changes = options or {}
     runs: list[Run] = []
     for source in sources:
         # shifts belong to the table that shows them; elsewhere the same run would be another one with them
@@ -149,16 +168,6 @@ def _options(variant: Variant, data: str, changes: Mapping[str, Any]) -> dict[st
     for name in (variant.method, variant.label):
         options = dict(merge(options, changes.get(name, {})))
     return options | {"method": variant.method}
-
-
-def _checked(study: Study, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    labels = [variant.label for variant in study.variants]
-    for name, table in options.items():
-        if not isinstance(table, dict):
-            raise ConfigError(f"The options of {name} must be a table of names and values, not {table!r}.")
-        if name not in METHODS and name not in labels and not isinstance(table.get("method"), str):
-            raise ConfigError(f"There is no method or row {name!r}. Rows of {study.name}: {', '.join(labels)}.")
-    return options
 
 
 def _registered_prompts(places: Mapping[str, str], templates: Sequence[str]) -> list[str]:
