@@ -104,6 +104,7 @@ def test_a_killed_driver_loses_nothing_but_what_was_in_flight(cluster, small_pla
 
 
 @needs_ray
+@pytest.mark.slow
 def test_shares_of_gpus_decide_how_many_work_at_once(cluster, small_plan):
     (source,), runs = small_plan
     with RayPool(cluster.address, 1, 0.5) as pool:
