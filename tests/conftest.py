@@ -75,3 +75,14 @@ def shapes(tmp_path_factory):
         for i in range(5):
             shape_picture(shape, 100 * c + i).save(root / shape / f"{i}.png")
     return root
+
+
+@pytest.fixture(scope="session")
+def split_shapes(shapes, tmp_path_factory):
+    """The shapes as a data set, not to be changed: the first three of each to learn from, the others to measure on."""
+    root = tmp_path_factory.mktemp("data") / "split"
+    for path in sorted(shapes.glob("*/*.png")):
+        place = root / ("train" if int(path.stem) < 3 else "test") / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    return root

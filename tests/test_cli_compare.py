@@ -37,17 +37,6 @@ def records(folder):
 
 
 @pytest.fixture(scope="module")
-def split_shapes(shapes, tmp_path_factory):
-    """The shapes as a data set: the first three of each to learn from, the others to measure on."""
-    root = tmp_path_factory.mktemp("data") / "split"
-    for path in sorted(shapes.glob("*/*.png")):
-        place = root / ("train" if int(path.stem) < 3 else "test") / path.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    return root
-
-
-@pytest.fixture(scope="module")
 def words(split_shapes, tmp_path_factory):
     """A comparison of twelve short runs, without its output."""
     config = tmp_path_factory.mktemp("config") / "short.json"

@@ -1,7 +1,5 @@
 """A record as `execute` makes it, without the work."""
 
-import shutil
-
 import pytest
 
 from kalmanclip.experiments.run import Run
@@ -45,16 +43,11 @@ def _make_record():
 
 
 @pytest.fixture(scope="session")
-def small_plan(shapes, tmp_path_factory):
+def small_plan(split_shapes):
     """Sources and runs of a comparison of six short runs."""
     from kalmanclip.experiments import find_sources, plan
 
-    root = tmp_path_factory.mktemp("data") / "small"
-    for path in sorted(shapes.glob("*/*.png")):
-        place = root / ("train" if int(path.stem) < 3 else "test") / path.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    sources = find_sources([str(root)])
+    sources = find_sources([str(split_shapes)])
     return sources, plan(sources, ["zero_shot", "gda"], [1], [1, 2, 3], "tiny")
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.errors import DataError
+from kalmanclip.experiments.cells import label_of, share_of
 from kalmanclip.experiments.contamination import Contamination
-from kalmanclip.experiments.select import Selection, choose, find_results, label_of, share_of
+from kalmanclip.experiments.select import Selection, choose, find_results
 
 RECORDS = [
     record_of(0.5),

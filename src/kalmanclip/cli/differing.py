@@ -64,7 +64,7 @@ def as_json(difference: Difference) -> dict[str, Any]:
 
 
 def _identity(record: Record) -> dict[str, Any]:
-    from kalmanclip.experiments.select import label_of, share_of
+    from kalmanclip.experiments.cells import label_of, share_of
 
     run = record["run"]
     names = ("data", "shots", "seed", "model")

@@ -66,12 +66,13 @@ def _listing(table: Table, columns: Sequence[Column]) -> rich.table.Table:
 def _print_failures(records: Sequence[dict[str, Any]]) -> bool:
     failed = [record for record in records if record["status"] == "failed"]
     if failed:
+        from kalmanclip.experiments.cells import label_of
+
         table = listing("failed", "data", "shots", "seed", "reason", right=("shots", "seed"))
         for record in failed:
             run = record["run"]
             reason = " ".join(record["reason"].split())
-            label = record.get("label") or run["method"]
-            table.add_row(Text(label), Text(run["data"]), str(run["shots"]), str(run["seed"]), Text(reason))
+            table.add_row(Text(label_of(record)), Text(run["data"]), str(run["shots"]), str(run["seed"]), Text(reason))
         say(table)
         note(f"{len(failed)} of {len(records)} runs failed; --retry-failed tries them again.")
     return bool(failed)

@@ -184,8 +184,7 @@ def _selection(
 
 def _row(record: Record) -> dict[str, Any]:
     """A run in one line; metrics are None where it failed or they are not defined."""
-    from kalmanclip.experiments.cells import METRICS
-    from kalmanclip.experiments.select import label_of, share_of
+    from kalmanclip.experiments.cells import METRICS, label_of, share_of
 
     run = record["run"]
     return {

@@ -110,21 +110,24 @@ def run_planned(
 
     running.check()
     _tell_what_is_there(runs, store, running.retry_failed)
+    device, cache = running.device or _best_device(), _cache(running.cache)
     if running.ray is None and any(store.record(run) is None for run in runs):
-        from kalmanclip.encoders import load_backbone
+        from kalmanclip.experiments.execute import backbone_of
 
         with waiting("Loading the model"):
-            load_backbone(model or runs[0].model, "cpu")  # weights that cannot be had are no result of any run
+            # weights that cannot be had are no result of any run; a single worker is this process, which keeps them
+            here = device if running.workers == 1 else "cpu"
+            backbone_of(model or runs[0].model, here, None if cache is None else str(cache))
     try:
         with bars() as show:
             return run_all(
                 runs,
                 sources,
                 store,
-                device=running.device or _best_device(),
+                device=device,
                 workers=running.workers,
                 progress=lambda done, total: show("runs", done, total),
-                cache=_cache(running.cache),
+                cache=cache,
                 retry=running.retry_failed,
                 waiting=lambda count: show("runs of other processes", 0, count),
                 model=model,

@@ -17,6 +17,18 @@ METRICS = ("accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
 Record = dict[str, Any]
 
 
+def label_of(record: Mapping[str, Any]) -> str:
+    """What tables call the method of a run; results from before there were labels have the method's name only."""
+    label: str = record.get("label") or record["run"]["method"]
+    return label
+
+
+def share_of(record: Mapping[str, Any]) -> float:
+    """The share of the training images that were corrupted."""
+    share: float = (record["run"].get("contamination") or {}).get("share", 0.0)
+    return share
+
+
 @dataclass(frozen=True, order=True)
 class Place:
     """Where something is measured.
@@ -139,28 +151,24 @@ def _places(record: Record, data: str) -> list[Place]:
         damage.append(f"severity {', '.join(map(str, spoilt['severities']))}")
     if spoilt and spoilt["seed"] != run["seed"]:
         damage.append(f"seed {spoilt['seed']}")
-    common = (data, run["shots"], spoilt.get("share", 0.0), ", ".join(damage))
+    common = (data, run["shots"], share_of(record), ", ".join(damage))
     return [Place(*common, shift=shift) for shift in ("", *run.get("shifts", {}))]
 
 
 def _row_names(records: Sequence[Record]) -> Callable[[Record], str]:
     """The label of a record; where records of one label have different options, these are added to it."""
 
-    def label(record: Record) -> str:
-        given: str = record.get("label") or record["run"]["method"]
-        return given
-
     options: dict[str, dict[str, dict[str, Any]]] = {}
     for record in records:
         flat = _options(record)
-        options.setdefault(label(record), {})[json.dumps(flat, sort_keys=True)] = flat
+        options.setdefault(label_of(record), {})[json.dumps(flat, sort_keys=True)] = flat
 
     def name(record: Record) -> str:
-        known = list(options[label(record)].values())
+        known = list(options[label_of(record)].values())
         own = _options(record)
         varying = [o for o in own if any(other.get(o) != own[o] for other in known)]
         shown = ", ".join(f"{o}={own[o]}" for o in varying)
-        return f"{label(record)} ({shown})" if shown else label(record)
+        return f"{label_of(record)} ({shown})" if shown else label_of(record)
 
     return name
 

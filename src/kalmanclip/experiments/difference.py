@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from kalmanclip.config import flatten
-from kalmanclip.experiments.select import label_of, share_of
+from kalmanclip.experiments.cells import label_of, share_of
 from kalmanclip.experiments.store import Record
 
 Changes = Mapping[str, tuple[Any, Any]]

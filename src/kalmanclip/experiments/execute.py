@@ -30,7 +30,8 @@ FORMAT = 1
 
 # A process does many runs on few backbones and data sets; both take longer to load than many runs take.
 @lru_cache(maxsize=1)
-def _backbone(name: str, device: str, cache: str | None) -> Backbone:
+def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
+    """The backbone of that name, kept for the next run of this process."""
     return replace(load_backbone(name, device), cache=None if cache is None else FeatureCache(cache))
 
 
@@ -65,7 +66,7 @@ def execute(
         progress: called as ``progress(stage, done, total)``.
     """
     try:
-        backbone = _backbone(model or run.model, device, cache)
+        backbone = backbone_of(model or run.model, device, cache)
         return _head(run) | {"status": "done"} | _measure(run, source, backbone, progress)
     except KalmanClipError as error:
         return failure(run, source, str(error)) | {"error": type(error).__name__}  # some are findings about the method

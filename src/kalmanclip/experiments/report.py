@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import Grid
+from kalmanclip.experiments.cells import Grid, label_of, share_of
 from kalmanclip.experiments.figure import draw_figure
 from kalmanclip.experiments.table import to_csv, to_markdown
 from kalmanclip.files import write_atomic, write_json_atomic
@@ -49,9 +49,17 @@ def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     methods = list(METHODS)
 
     def key(record: dict[str, Any]) -> tuple[Any, ...]:
-        run, label = record["run"], record.get("label") or record["run"]["method"]
+        run, label = record["run"], label_of(record)
         rank = methods.index(run["method"]) if run["method"] in methods else len(methods)
-        share = (run.get("contamination") or {}).get("share", 0.0)
-        return run["model"], run["data"], share, run["shots"], rank, label != run["method"], label, run["seed"]
+        return (
+            run["model"],
+            run["data"],
+            share_of(record),
+            run["shots"],
+            rank,
+            label != run["method"],
+            label,
+            run["seed"],
+        )
 
     return sorted(records, key=key)

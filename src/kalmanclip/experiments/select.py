@@ -8,20 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
+from kalmanclip.experiments.cells import label_of, share_of
 from kalmanclip.experiments.report import in_order
 from kalmanclip.experiments.store import Record, Store
-
-
-def label_of(record: Record) -> str:
-    """What tables call the method of a run; results from before there were labels have the method's name only."""
-    label: str = record.get("label") or record["run"]["method"]
-    return label
-
-
-def share_of(record: Record) -> float:
-    """The share of the training images that were corrupted."""
-    share: float = (record["run"].get("contamination") or {}).get("share", 0.0)
-    return share
 
 
 @dataclass(frozen=True)

@@ -142,19 +142,25 @@ def _check_draws(views: Views, draws: Iterable[tuple[int, int]]) -> None:
             listed.first(views.train, shots)
 
 
+def split_template(given: str) -> tuple[str | None, str]:
+    """The data set that a template is for, None for all, and the template itself."""
+    match = _FOR_ONE.fullmatch(given)
+    return (match[1], match[2]) if match else (None, given)
+
+
 def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
     """The templates of each data set; its own win over those for all."""
     general: list[str] = []
     own: dict[str, list[str]] = {}
     for template in templates:
-        match = _FOR_ONE.fullmatch(template)
-        if match is None:
-            general.append(template)
-        elif match[1] in names:
-            own.setdefault(match[1], []).append(match[2])
+        name, text = split_template(template)
+        if name is None:
+            general.append(text)
+        elif name in names:
+            own.setdefault(name, []).append(text)
         else:
             raise ConfigError(
-                f"The template {template!r} is for a data set {match[1]!r}, but there are only: {', '.join(names)}."
+                f"The template {template!r} is for a data set {name!r}, but there are only: {', '.join(names)}."
             )
     return {name: own.get(name, general) for name in names}
 

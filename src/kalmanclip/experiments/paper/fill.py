@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kalmanclip.experiments.cells import share_of
 from kalmanclip.experiments.paper.forms import ZERO_SHOT, title_of
 from kalmanclip.experiments.paper.sheet import Entry, Sheet
 from kalmanclip.experiments.paper.study import At, Study
@@ -50,7 +51,7 @@ def fill(
     """
     learned = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
     # what could stand in but was not run fills no rows with dashes
-    idle = {name for name in sets if name not in study.sets and study.others != "beside" and name not in learned}
+    idle = [name for name in sets if name not in study.sets and study.others != "beside" and name not in learned]
     results = _Results([record for record in records if record["run"]["data"] not in idle], study.criterion)
     missing = {**missing, **dict.fromkeys(idle, "could stand in; not run")}
     shown = {name: source for name, source in sets.items() if name not in idle}
@@ -97,8 +98,7 @@ class _Results:
         self.seconds = 0.0
         for record in records:
             run = record["run"]
-            share = (run.get("contamination") or {}).get("share", 0.0)
-            key = _Key(record["label"], run["data"], run["shots"], share)
+            key = _Key(record["label"], run["data"], run["shots"], share_of(record))
             self._found.setdefault(key, {})[run["seed"]] = record
             if record["label"] == ZERO_SHOT:
                 self._zero_shot.setdefault(run["data"], {})[run["seed"]] = record

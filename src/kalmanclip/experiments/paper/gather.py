@@ -17,7 +17,7 @@ from kalmanclip.experiments.paper.forms import ZERO_SHOT
 from kalmanclip.experiments.paper.study import Study
 from kalmanclip.experiments.places import without_paths
 from kalmanclip.experiments.run import Run, plan
-from kalmanclip.experiments.sources import Source, find_sources
+from kalmanclip.experiments.sources import Source, find_sources, split_template
 from kalmanclip.experiments.variants import Variant
 from kalmanclip.methods import METHODS
 
@@ -172,16 +172,15 @@ def _options(variant: Variant, data: str, changes: Mapping[str, Any]) -> dict[st
 
 def _registered_prompts(places: Mapping[str, str], templates: Sequence[str]) -> list[str]:
     """Prompts of the paper's data sets for folders that are said to be them, unless the user has prompts."""
-    general = any("=" not in template.split("{}")[0] for template in templates)
-    chosen = {template.partition("=")[0] for template in templates}
+    chosen = {split_template(template)[0] for template in templates}
     named = [name for name, place in places.items() if name in DATA_SETS and split_name(place)[0] == name]
-    free = [name for name in named if not general and name not in chosen]
+    free = [name for name in named if not chosen & {None, name}]
     return [f"{name}={template}" for name in free for template in DATA_SETS[name].templates]
 
 
 def _about(templates: Sequence[str], name: str) -> list[str]:
     """Those for one data set, and those for all."""
-    return [t for t in templates if t.startswith(f"{name}=") or "=" not in t.split("{}")[0]]
+    return [template for template in templates if split_template(template)[0] in (None, name)]
 
 
 def _reason(name: str, root: str | os.PathLike[str] | None, problem: Exception) -> str:
