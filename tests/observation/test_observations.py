@@ -12,6 +12,7 @@ from torch.func import functional_call, jacrev
 from kalmanclip.encoders import DualEncoder, LowRankConfig, load_backbone
 from kalmanclip.errors import ConfigError
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
+from kalmanclip.observation.observe import compared
 
 SCALE = 7.0
 VARIANTS = [(name, {}) for name in LIKELIHOODS] + [("bounded", {"top": 3}), ("bounded", {"top": None})]
@@ -180,3 +181,14 @@ def test_unknown_names_and_options():
         make_likelihood("cosine", top=3)
     with pytest.raises(ConfigError, match="at least 2"):
         make_likelihood("bounded", top=1)
+
+
+def test_texts_that_fill_up_a_fixed_shape_change_nothing(encoder, batch):
+    """Contrastive with the batch's three distinct texts, and with four of which one is absent."""
+    images, labels, texts = batch
+    likelihood = make_likelihood("contrastive")
+    filled = compared(likelihood, labels, len(texts[0]), fill=True)
+    assert filled.present.tolist() == [True, True, True, False]
+    exact, padded = (observe(encoder, likelihood, images, seen, texts) for seen in (labels, filled))
+    torch.testing.assert_close(padded.y_hat, exact.y_hat, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(padded.H, exact.H, rtol=1e-10, atol=1e-12)

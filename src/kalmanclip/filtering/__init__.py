@@ -13,14 +13,16 @@ be used alone, on any `torch.nn.Module`::
     H = observe_module(module, x_new, y_new)(belief.mean).H
     sigma = belief.variance(H).sqrt()                   # and how sure it is of each output
 
-`kalman.py` is Algorithm 1 of the paper; `belief.py` says what a covariance structure must be able to do, and
-each structure has a file; `noise.py` estimates the observation noise; `observation.py` is what the filter
-sees. `softmax.py` is the iterated update of a softmax regression, in closed form. `fusion.py` makes one belief of
-several that were learned apart.
+`kalman.py` is Algorithm 1 of the paper, and the reference for `fast.py`, which does the same for independent
+parameters in two passes over them (`fused.py`); `captured.py` makes a whole step one launch on a GPU. `belief.py` says
+what a covariance structure must be able to do, and each structure has a file; `noise.py` estimates the observation
+noise; `observation.py` is what the filter sees. `softmax.py` is the iterated update of a softmax regression, in closed
+form. `fusion.py` makes one belief of several that were learned apart.
 """
 
 from kalmanclip.filtering.belief import Belief, belief_structure, make_belief, restore_belief
 from kalmanclip.filtering.block_diagonal import BlockDiagonal
+from kalmanclip.filtering.captured import CapturedStep
 from kalmanclip.filtering.dense import Dense
 from kalmanclip.filtering.diagonal import Diagonal
 from kalmanclip.filtering.fusion import fuse
@@ -35,6 +37,7 @@ from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
 __all__ = [
     "Belief",
     "BlockDiagonal",
+    "CapturedStep",
     "Dense",
     "Diagonal",
     "FilterConfig",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+from kalmanclip.filtering import fused
 from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
 from kalmanclip.filtering.linalg import check_finite, whiten
 
@@ -51,6 +52,10 @@ class Diagonal(Belief, kind="diagonal"):
         """Return `H Sigma` (m, n): column i scaled by s_i."""
         return H * self.s
 
+    def project(self, H: Tensor) -> Tensor:
+        """Return `H Sigma H^T` (m, m) in one pass over H (m, n)."""
+        return fused.project(H, self.s)
+
     def variance(self, J: Tensor) -> Tensor:
         """Return `diag(J Sigma J^T)` (m,)."""
         return J.square() @ self.s
@@ -68,7 +73,23 @@ class Diagonal(Belief, kind="diagonal"):
             factor = 1 / (1 + lam * self.s * information)
         # However often it shrinks, a variance never underflows to zero: it could not be divided by any more.
         s = (self.s * factor).clamp_min(torch.finfo(H.dtype).tiny)
-        self.s = check_finite(s, "the updated variance")
+        self.s.copy_(check_finite(s, "the updated variance"))
+
+    def condition(self, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, W: Tensor | None, ok: Tensor) -> Tensor:
+        """Update mean and variances in one pass over H: what `contract` does, and `mu += K e`, without making K.
+
+        Args:
+            H: Jacobian (m, n).
+            S_inv: inverse (m, m) of the innovation covariance.
+            e: innovation (m,), regulated.
+            lam: regulation of the covariance, a 0-d tensor.
+            W: (m, m) with `W^T W = R^-1`, for the update "precision".
+            ok: a 0-d boolean; where it is false, nothing is changed.
+
+        Returns:
+            The squared Frobenius norm of K, a 0-d tensor.
+        """
+        return fused.update(self.mean, self.s, H, S_inv, e, lam, W, ok)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw parameter vectors (count, n)."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.filtering.belief import Belief, check_inflation
+from kalmanclip.filtering.fast import fast_update, has_fast_update
 from kalmanclip.filtering.linalg import check_finite, cholesky, log_density
 from kalmanclip.filtering.noise import GivenNoise, Noise, ObservationNoise
 from kalmanclip.filtering.observation import Observation
@@ -39,6 +40,11 @@ class FilterConfig:
         unknown = set(self.regulate) - set(REGULATED)
         if unknown:
             raise ConfigError(f"cannot regulate {sorted(unknown)}; choose from {', '.join(REGULATED)}")
+
+    @property
+    def regulated(self) -> tuple[bool, ...]:
+        """Whether lambda scales the update of mean, covariance and noise."""
+        return tuple(name in self.regulate for name in REGULATED)
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,20 @@ class KalmanFilter:
         belief: `N(mu, Sigma)`, changed in place by every step.
         noise: R; not consulted for observations that bring their own.
         config: the options.
+        reference: whether to do without `kalmanclip.filtering.fast`, which says the same of independent parameters.
         steps: how many steps were taken, skipped ones included.
         skipped: how many updates were left out.
     """
 
     def __init__(
-        self, belief: Belief, noise: ObservationNoise | None = None, config: FilterConfig | None = None
+        self,
+        belief: Belief,
+        noise: ObservationNoise | None = None,
+        config: FilterConfig | None = None,
+        reference: bool = False,
     ) -> None:
         self.belief = belief
+        self.reference = reference
         self.noise = noise or ObservationNoise()
         self.config = config or FilterConfig()
         self.steps = 0
@@ -98,27 +110,45 @@ class KalmanFilter:
             The record of the step. If the numbers break down (NaN or infinite values, a matrix that cannot be
             factored) the update is skipped: mean, covariance and noise stay as predicted.
         """
+        return self.complete(lambda: self.launch(observe))
+
+    def launch(self, observe: Callable[[Tensor], Observation]) -> tuple[Observation, Tensor | None]:
+        """Predict, observe, and update by the fast path if there is one, without waiting for the device.
+
+        Returns:
+            The observation, and what `fast_update` says of it (7,); None if the reference is to do the update.
+        """
+        belief = self.belief
+        # Prediction: mu_{k|k-1} = mu_{k-1}, Sigma_{k|k-1} = Sigma_{k-1} + q I
+        belief.inflate(self.config.q)
+        seen = observe(belief.mean).matching(belief.mean)
+        if self.reference or not has_fast_update(belief, self._noise_of(seen), len(seen.y)):
+            return seen, None
+        return seen, fast_update(belief, self._noise_of(seen), seen, self.config.alpha, self.config.regulated)
+
+    def complete(self, launch: Callable[[], tuple[Observation, Tensor | None]]) -> Step:
+        """Launch a step and wait for it; what the fast path has left undone is done by the reference, or skipped."""
         self.steps += 1
         try:
-            return self._step(observe)
+            seen, numbers = launch()
+            if numbers is not None:
+                *record, made = numbers.tolist()  # the only synchronisation of the fast path
+                if made:
+                    return Step(*record)
+            return self._update(seen)
         except NumericalError as error:
             self.skipped += 1
             return Step(skipped=True, reason=str(error))
 
-    def _step(self, observe: Callable[[Tensor], Observation]) -> Step:
-        belief = self.belief
-
-        # Prediction: mu_{k|k-1} = mu_{k-1}, Sigma_{k|k-1} = Sigma_{k-1} + q I
-        belief.inflate(self.config.q)
+    def _update(self, seen: Observation) -> Step:
+        belief, noise = self.belief, self._noise_of(seen)
 
         # Pre-updating
-        seen = observe(belief.mean).matching(belief.mean)
-        noise: Noise = self.noise if seen.R is None else GivenNoise(seen.R)
         H = seen.H
         e = check_finite(seen.innovation, "the innovation y - y_hat")
         d_M = noise.distance(e)
         lam = torch.exp(-self.config.alpha * d_M)
-        lam_mu, lam_Sigma, lam_R = (lam if name in self.config.regulate else 1.0 for name in REGULATED)
+        lam_mu, lam_Sigma, lam_R = (lam if regulated else 1.0 for regulated in self.config.regulated)
         HS = belief.times(H)
         HSH = HS @ H.mT
         R_k = noise.estimate(e, HSH, lam_R)
@@ -136,3 +166,7 @@ class KalmanFilter:
         belief.mean.add_(K @ (lam_mu * e))
         noise.accept(R_k)
         return Step(*numbers)
+
+    def _noise_of(self, seen: Observation) -> Noise:
+        """R as the observation brings it, or the filter's own."""
+        return self.noise if seen.R is None else GivenNoise(seen.R)

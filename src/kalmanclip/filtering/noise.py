@@ -60,8 +60,15 @@ class Noise(ABC):
         """Return R_k (m, m), changing nothing; HSH is `H Sigma H^T` (m, m) and lam the regulation."""
 
     @abstractmethod
-    def accept(self, R_k: Tensor) -> None:
-        """Make R_k (m, m), as `estimate` returned it, the noise of the next step."""
+    def accept(self, R_k: Tensor, ok: Tensor | None = None) -> None:
+        """Make R_k (m, m), as `estimate` returned it, the noise of the next step.
+
+        Where `holds` says so, this changes the tensors of the state in place, and ``ok``, a 0-d boolean, may forbid it.
+        """
+
+    def holds(self, m: int) -> bool:
+        """Whether the state is there already for a batch of m targets, so that `accept` changes it in place."""
+        return True
 
     def distance(self, e: Tensor) -> Tensor:
         """Mahalanobis distance d_M of e under R_{k-1}: a scalar tensor."""
@@ -82,7 +89,7 @@ class GivenNoise(Noise):
         """Return R (m, m)."""
         return self.R
 
-    def accept(self, R_k: Tensor) -> None:
+    def accept(self, R_k: Tensor, ok: Tensor | None = None) -> None:
         """Do nothing."""
 
 
@@ -119,12 +126,20 @@ class ObservationNoise(Noise):
         R_k = beta * self.previous(e) + lam * (1 - beta) * R_hat
         return _MEMORY[self.config.structure].project(R_k)
 
-    def accept(self, R_k: Tensor) -> None:
+    def accept(self, R_k: Tensor, ok: Tensor | None = None) -> None:
         """Remember R_k (m, m)."""
         if self.memory is None:
             self.memory = _MEMORY[self.config.structure].of(R_k)
         else:
-            self.memory.absorb(R_k, self.config.beta)
+            self.memory.absorb(R_k, self.config.beta, ok)
+
+    def holds(self, m: int) -> bool:
+        """Not before the first accepted batch."""
+        return self.memory is not None and self.memory.holds(m)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that `accept` changes; none before the first accepted batch."""
+        return [] if self.memory is None else self.memory.tensors()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state as named tensors; empty before the first accepted batch."""
@@ -153,7 +168,7 @@ class _Full:
 
     @classmethod
     def of(cls, R_k: Tensor) -> "_Full":
-        return cls(R_k)
+        return cls(R_k.clone())  # the state changes in place, and R_k is the caller's
 
     @staticmethod
     def project(R: Tensor) -> Tensor:
@@ -173,7 +188,10 @@ class _Full:
         grown[: self.size, : self.size] = self.R
         return grown
 
-    def absorb(self, R_k: Tensor, beta: float) -> None:
+    def holds(self, m: int) -> bool:
+        return m <= self.size
+
+    def absorb(self, R_k: Tensor, beta: float, ok: Tensor | None) -> None:
         """Take R_k as the leading block.
 
         A short batch says nothing about the later positions: they keep their block. The cross blocks cannot
@@ -182,14 +200,17 @@ class _Full:
         in the leading block, a sum of positive semi-definite matrices.
         """
         m = R_k.shape[0]
-        if m >= self.size:
+        if m > self.size:
             self.R = R_k
             return
         R = self.R.clone()
         R[:m, m:] *= beta**0.5
         R[m:, :m] *= beta**0.5
         R[:m, :m] = R_k
-        self.R = R
+        _replace(self.R, R, ok)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.R]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"R": self.R}
@@ -220,12 +241,20 @@ class _Exchangeable:
             b = torch.maximum(b, -(1 - LEAST_COMMON_VARIANCE) * self.a / (m - 1))
         return _exchangeable(self.a, b, m)
 
-    def absorb(self, R_k: Tensor, beta: float) -> None:
+    def holds(self, m: int) -> bool:
+        return m <= self.size  # the size is part of the state, and no tensor
+
+    def absorb(self, R_k: Tensor, beta: float, ok: Tensor | None) -> None:
         """Take over the averages of R_k. A batch of one says nothing about b: the correlation b / a stays."""
         a, b = _average(R_k)
         if R_k.shape[0] == 1:
             b = self.b * a / self.a
-        self.a, self.b, self.size = a, b, max(self.size, R_k.shape[0])
+        _replace(self.a, a, ok)
+        _replace(self.b, b, ok)
+        self.size = max(self.size, R_k.shape[0])
+
+    def tensors(self) -> list[Tensor]:
+        return [self.a, self.b]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"a": self.a, "b": self.b, "size": torch.tensor(self.size)}
@@ -233,6 +262,11 @@ class _Exchangeable:
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "_Exchangeable":
         return cls(state["a"], state["b"], int(state["size"]))
+
+
+def _replace(old: Tensor, new: Tensor, ok: Tensor | None) -> None:
+    """Overwrite a tensor of the state, unless `ok`, a 0-d boolean, forbids it."""
+    old.copy_(new if ok is None else torch.where(ok, new, old))
 
 
 def _average(R: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from kalmanclip.methods.base import Progress, silent
 from kalmanclip.methods.classifier import KalmanClassifier
 from kalmanclip.methods.features import RandomCrop, activation_store, encoded, labels_of
 from kalmanclip.methods.predictive import precise
+from kalmanclip.methods.stepping import Stepper
 from kalmanclip.observation import make_likelihood, observe
 from kalmanclip.prediction.unknown import KnownImages
 
@@ -140,13 +141,18 @@ class Kalman(KalmanClassifier):
         after_epoch: Callable[[int], None] | None,
     ) -> list[Step]:
         """The passes of the filter; after the last, the caller tells ``after_epoch``."""
-        labels = torch.tensor(image_labels, device=self.backbone.device)
+        labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         size = self.config.batch_size
         steps = epochs * math.ceil(len(labels) / size)
         records: list[Step] = []
+        take: Stepper | None = None
         for epoch in range(epochs):
             for batch in self._order(len(labels)).split(size):
-                records.append(self._step(store[batch], labels[batch.to(labels.device)]))
+                shown = store[batch], labels[batch]
+                if self.filter is None:
+                    self.filter = self._prior(*shown)
+                take = take or self._stepper(self.filter)
+                records.append(take(*shown))
                 self.history.append(records[-1])
                 progress("filtering", len(records), steps)
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
@@ -165,13 +171,9 @@ class Kalman(KalmanClassifier):
         generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + taken) % 2**63)
         return torch.randperm(count, generator=generator)
 
-    def _step(self, images: Activations, labels: Tensor) -> Step:
-        if self.filter is None:
-            self.filter = self._prior(images, labels)
+    def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
-        return self.filter.step(
-            lambda mu: observe(self.encoder, likelihood, images, labels, self._texts, len(self.templates))
-        )
+        return Stepper(self.encoder, kalman, likelihood, self._texts, len(self.templates))
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
         """The filter before it has seen anything: ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""

@@ -35,9 +35,14 @@ class Likelihood(ABC):
 
     Attributes:
         paired: True when image i is compared with its own text only; similarities then have shape (B, 1).
+        of_batch: True when images are compared with the distinct texts of their batch, however many these are, and a
+            text whose similarities are minus infinity is as good as absent.
+        fixed: True when the number of outputs follows from the number of images and classes alone.
     """
 
     paired = False
+    of_batch = False
+    fixed = True
 
     def texts(self, labels: Tensor, classes: int) -> Tensor:
         """Which class prompts a batch with these labels (B,) needs: indices (C',)."""

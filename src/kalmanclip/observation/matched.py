@@ -18,6 +18,8 @@ class Classes(Likelihood):
 class Contrastive(Classes):
     """The same over the texts of the batch only (each text once, also where two images share it)."""
 
+    of_batch = True
+
     def texts(self, labels: Tensor, classes: int) -> Tensor:
         """The distinct classes of the batch."""
         return labels.unique()

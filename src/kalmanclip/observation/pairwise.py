@@ -12,6 +12,8 @@ class Pairwise(Likelihood):
     Each text counts once, also where two images share it; with distinct captions this is the paper's ``flatten``.
     """
 
+    fixed = False
+
     def texts(self, labels: Tensor, classes: int) -> Tensor:
         """The distinct classes of the batch."""
         return labels.unique()

@@ -1,0 +1,102 @@
+"""A filter step recorded once and replayed: one launch where there were thousands.
+
+At the batch sizes of a few shots a GPU spends most of a step waiting for the host to launch the next small kernel. A
+CUDA graph holds them all, forward and backward passes included, and is launched as one.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kalmanclip.errors import ConfigError
+from kalmanclip.filtering import fused
+from kalmanclip.filtering.diagonal import Diagonal
+from kalmanclip.filtering.kalman import KalmanFilter, Step
+from kalmanclip.filtering.observation import Observation
+
+WARM_UP = 3
+"""Runs before recording, in which libraries take their memory and kernels are built."""
+
+
+class CapturedStep:
+    """`KalmanFilter.step` for batches of one shape, as a CUDA graph.
+
+    The graph reads and writes the very memory of the belief and the noise: it goes on from wherever they are, and plain
+    steps (a last, shorter batch) may be taken in between.
+
+    Args:
+        kalman: its belief must be diagonal and on a GPU, and it must have taken a first step: that one sets the noise.
+        observe: the mean (n,) and the inputs to the observation. It must neither wait for the device (``.item()``, a
+            shape that depends on values) nor use anything that changes but the mean and the inputs.
+        inputs: a first batch; all others must have its shapes and dtypes. Nothing is learned from it.
+
+    Raises:
+        ConfigError: the step cannot be captured.
+    """
+
+    def __init__(self, kalman: KalmanFilter, observe: Callable[..., Observation], inputs: tuple[Tensor, ...]) -> None:
+        self.kalman = kalman
+        self._inputs = tuple(t.clone() for t in inputs)
+        belief = kalman.belief
+        if not (isinstance(belief, Diagonal) and belief.mean.is_cuda):
+            raise ConfigError("only steps of a diagonal belief on a CUDA device can be captured")
+        self._state = self._tensors()
+        kept = [t.clone() for t in self._state]
+
+        def launch() -> tuple[Observation, Tensor | None]:
+            return kalman.launch(lambda mean: observe(mean, *self._inputs))
+
+        stream = torch.cuda.Stream(belief.mean.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    seen, numbers = launch()
+                    if numbers is None or not fused.one_launch(seen.H):
+                        raise ConfigError(
+                            f"a step of {len(seen.y)} targets has no update that can be captured: take a plain step "
+                            f"first, with at most {fused.KERNEL_ROWS} targets"
+                        )
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._seen, self._numbers = launch()
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            for now, before in zip(self._state, kept, strict=True):
+                now.copy_(before)
+
+    def __call__(self, *inputs: Tensor) -> Step:
+        """Take one step; inputs as when it was captured.
+
+        Raises:
+            ConfigError: an input has another shape, or the state of the filter was replaced since.
+        """
+        for static, given in zip(self._inputs, inputs, strict=True):
+            if static.shape != given.shape or static.dtype != given.dtype:
+                raise ConfigError(
+                    f"the step was captured for inputs of shape {tuple(static.shape)} and {static.dtype}, not "
+                    f"{tuple(given.shape)} and {given.dtype}: take a plain step instead"
+                )
+        if not self.current:
+            raise ConfigError("the belief or the noise was replaced since the step was captured: capture it again")
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        return self.kalman.complete(self._replay)
+
+    @property
+    def current(self) -> bool:
+        """Whether the filter still has the state that was captured."""
+        now = self._tensors()
+        return len(now) == len(self._state) and all(a is b for a, b in zip(now, self._state, strict=True))
+
+    def _tensors(self) -> list[Tensor]:
+        """All tensors that a step changes."""
+        belief = self.kalman.belief
+        assert isinstance(belief, Diagonal)
+        return [belief.mean, belief.s, *self.kalman.noise.tensors()]
+
+    def _replay(self) -> tuple[Observation, Tensor | None]:
+        self._graph.replay()
+        return self._seen, self._numbers
