@@ -21,7 +21,7 @@ from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import Backbone
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.files import atomic_path, read_json, sha256_of, write_json_atomic
-from kalmanclip.filtering import KalmanFilter, ObservationNoise, restore_belief
+from kalmanclip.filtering import KalmanFilter, ObservationNoise, Ranks, restore_belief
 from kalmanclip.methods import Kalman, KalmanConfig
 from kalmanclip.prediction.conformal import Calibration
 from kalmanclip.prediction.unknown import KnownImages
@@ -122,8 +122,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
-def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[str, Any]]:
-    """Reads an adapter back onto its backbone.
+def load_adapter(folder: str | Path, backbone: Backbone, ranks: Ranks | None = None) -> tuple[Kalman, dict[str, Any]]:
+    """Reads an adapter back onto its backbone; ``ranks`` are those that are to go on with it.
 
     Returns:
         The fitted method and the whole description.
@@ -141,7 +141,7 @@ def load_adapter(folder: str | Path, backbone: Backbone) -> tuple[Kalman, dict[s
             f"Load it with model={wanted.get('name')!r}, or fit again on this backbone."
         )
     tensors = read_tensors(folder, description["tensors"])
-    method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError))
+    method = Kalman(backbone, from_dict(KalmanConfig, description["config"], AdapterError), ranks)
     parts: dict[str, dict[str, Tensor]] = {"belief": {}, "noise": {}, "classes": {}, "unknown": {}, "conformal": {}}
     for name, tensor in tensors.items():
         part, _, key = name.partition(".")

@@ -18,9 +18,18 @@ _PIPE_WIDTH = 1000
 """Columns where no terminal sets a limit: whoever reads a pipe wants whole paths."""
 
 
-def console(stderr: bool = False) -> Console:
+_muted = False
+
+
+def mute() -> None:
+    """Errors are all that is shown from now on: of several processes that do the same, one speaks."""
+    global _muted
+    _muted = True
+
+
+def console(stderr: bool = False, always: bool = False) -> Console:
     """A console for stdout or stderr as they are now. File names are printed as they are, brackets and all."""
-    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False, quiet=_muted and not always)
     if not made.is_terminal:
         made.width = _PIPE_WIDTH
     return made
@@ -39,7 +48,7 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """Prints an error to stderr."""
-    console(stderr=True).print(Text(f"Error: {text}", style="bold red"), soft_wrap=True)
+    console(stderr=True, always=True).print(Text(f"Error: {text}", style="bold red"), soft_wrap=True)
 
 
 def command_line(*words: str | Path) -> str:

@@ -16,8 +16,9 @@ be used alone, on any `torch.nn.Module`::
 `kalman.py` is Algorithm 1 of the paper, and the reference for `fast.py`, which does the same for independent
 parameters in two passes over them (`fused.py`); `captured.py` makes a whole step one launch on a GPU. `belief.py` says
 what a covariance structure must be able to do, and each structure has a file; `noise.py` estimates the observation
-noise; `observation.py` is what the filter sees. `softmax.py` is the iterated update of a softmax regression, in closed
-form. `fusion.py` makes one belief of several that were learned apart.
+noise; `observation.py` is what the filter sees. `sharded.py` shares a belief out over several processes (`ranks.py`).
+`softmax.py` is the iterated update of a softmax regression, in closed form. `fusion.py` makes one belief of several
+that were learned apart.
 """
 
 from kalmanclip.filtering.belief import Belief, belief_structure, make_belief, restore_belief
@@ -32,6 +33,8 @@ from kalmanclip.filtering.low_rank import LowRank
 from kalmanclip.filtering.module import flat_parameters, load_flat, observe_module
 from kalmanclip.filtering.noise import NoiseConfig, ObservationNoise
 from kalmanclip.filtering.observation import Observation
+from kalmanclip.filtering.ranks import Ranks
+from kalmanclip.filtering.sharded import Sharded
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
 
 __all__ = [
@@ -47,6 +50,8 @@ __all__ = [
     "NoiseConfig",
     "Observation",
     "ObservationNoise",
+    "Ranks",
+    "Sharded",
     "SoftmaxBelief",
     "Step",
     "belief_structure",

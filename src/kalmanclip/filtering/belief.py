@@ -38,10 +38,11 @@ class Belief(ABC):
     kind: ClassVar[str]
     mean: Tensor
 
-    def __init_subclass__(cls, kind: str, **options: Any) -> None:
+    def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.kind = kind
-        _KINDS[kind] = cls
+        if kind is not None:  # else another way to hold the structure that it derives from
+            cls.kind = kind
+            _KINDS[kind] = cls
 
     def __init__(self, mean: Tensor) -> None:
         if mean.ndim != 1 or mean.dtype not in (torch.float32, torch.float64):
@@ -106,6 +107,19 @@ class Belief(ABC):
     def project(self, H: Tensor) -> Tensor:
         """Return `H Sigma H^T` (m, m) for H (m, n)."""
         return self.times(H) @ H.mT
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Return x, a sum over the parameters at hand, as the sum over all of them."""
+        return x
+
+    def norm(self, K: Tensor) -> Tensor:
+        """Frobenius norm of a gain K (n, m): a scalar tensor."""
+        norm: Tensor = torch.linalg.vector_norm(K)
+        return norm
+
+    def move(self, step: Tensor) -> None:
+        """Add a step (n,) to the mean."""
+        self.mean.add_(step)
 
     def variance(self, J: Tensor) -> Tensor:
         """Variance `diag(J Sigma J^T)` (m,) of the linear functions J (m, n); no m x m matrix is formed."""

@@ -73,9 +73,13 @@ class Diagonal(Belief, kind="diagonal"):
             factor = 1 / (1 + lam * self.s * information)
         # However often it shrinks, a variance never underflows to zero: it could not be divided by any more.
         s = (self.s * factor).clamp_min(torch.finfo(H.dtype).tiny)
+        self._accept(s)
+
+    def _accept(self, s: Tensor) -> None:
+        """Take over the new variances (n,), if they are finite."""
         self.s.copy_(check_finite(s, "the updated variance"))
 
-    def condition(self, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, W: Tensor | None, ok: Tensor) -> Tensor:
+    def condition(self, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, R_inv: Tensor | None, ok: Tensor) -> Tensor:
         """Update mean and variances in one pass over H: what `contract` does, and `mu += K e`, without making K.
 
         Args:
@@ -83,13 +87,13 @@ class Diagonal(Belief, kind="diagonal"):
             S_inv: inverse (m, m) of the innovation covariance.
             e: innovation (m,), regulated.
             lam: regulation of the covariance, a 0-d tensor.
-            W: (m, m) with `W^T W = R^-1`, for the update "precision".
+            R_inv: inverse (m, m) of the noise, for the update "precision"; else None.
             ok: a 0-d boolean; where it is false, nothing is changed.
 
         Returns:
             The squared Frobenius norm of K, a 0-d tensor.
         """
-        return fused.update(self.mean, self.s, H, S_inv, e, lam, W, ok)
+        return fused.update(self.mean, self.s, H, S_inv, e, lam, R_inv, ok)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw parameter vectors (count, n)."""

@@ -150,20 +150,20 @@ class KalmanFilter:
         lam = torch.exp(-self.config.alpha * d_M)
         lam_mu, lam_Sigma, lam_R = (lam if regulated else 1.0 for regulated in self.config.regulated)
         HS = belief.times(H)
-        HSH = HS @ H.mT
+        HSH = belief.summed(HS @ H.mT)
         R_k = noise.estimate(e, HSH, lam_R)
         log_likelihood = log_density(e, HSH + noise.previous(e))
 
         # Updating. S^-1 is small; multiplying by it is far faster than solving for the n columns of H Sigma.
         root_S = cholesky(HSH + R_k, "the innovation covariance H Sigma H^T + R")
         K = (torch.cholesky_inverse(root_S) @ HS).mT
-        norms = torch.linalg.vector_norm(e), R_k.trace(), torch.linalg.vector_norm(K)
+        norms = torch.linalg.vector_norm(e), R_k.trace(), belief.norm(K)
         numbers = torch.stack([d_M, lam, *norms, log_likelihood]).tolist()  # one synchronisation for all
         if not all(map(math.isfinite, numbers)):
             raise NumericalError("the Kalman gain or the distance is not finite")
         # From here on the state changes. The covariance goes first, since it may still refuse.
         belief.contract(K, H, HS, R_k, lam_Sigma)
-        belief.mean.add_(K @ (lam_mu * e))
+        belief.move(K @ (lam_mu * e))
         noise.accept(R_k)
         return Step(*numbers)
 

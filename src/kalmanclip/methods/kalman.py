@@ -13,21 +13,36 @@ from kalmanclip.data import FewShotTask, LabelledImages
 from kalmanclip.data.identity import image_identity
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.kept import keep_decoded
-from kalmanclip.encoders import Activations
+from kalmanclip.encoders import Activations, Backbone
 from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
-from kalmanclip.filtering import KalmanFilter, ObservationNoise, Step, make_belief
+from kalmanclip.filtering import KalmanFilter, ObservationNoise, Ranks, Step, make_belief
 from kalmanclip.methods.base import Progress, silent
 from kalmanclip.methods.classifier import KalmanClassifier
 from kalmanclip.methods.features import RandomCrop, activation_store, encoded, labels_of
+from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.predictive import precise
+from kalmanclip.methods.shared import SharedStepper, require_same, require_shareable, shared_activations, shared_rows
 from kalmanclip.methods.stepping import Stepper
 from kalmanclip.observation import make_likelihood, observe
 from kalmanclip.prediction.unknown import KnownImages
 
 
 class Kalman(KalmanClassifier):
-    """How the classifier learns; what it is, and what it says, is `KalmanClassifier`."""
+    """How the classifier learns; what it is, and what it says, is `KalmanClassifier`.
+
+    Several processes can learn together: each is given the same images and options, and ``ranks``. They share the
+    encoding of the images, the Jacobian of each batch and the belief; afterwards all have the same classifier.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options.
+        ranks: the processes that learn together; None: this one alone.
+    """
+
+    def __init__(self, backbone: Backbone, config: KalmanConfig | None = None, ranks: Ranks | None = None) -> None:
+        super().__init__(backbone, config)
+        self.ranks = ranks if ranks is not None and ranks.size > 1 else None
 
     def fit(
         self,
@@ -78,9 +93,14 @@ class Kalman(KalmanClassifier):
         """What learning begins with: activations for the filter, or at once the views for the class residuals."""
         if not len(images):
             raise DataError("There are no images to learn from.")
-        if "low_rank" in self.config.parameters:
-            return activation_store(self.encoder, images.sources, progress)
-        return self._views(images.sources, progress)
+        if self.ranks is not None:
+            require_shareable(self.config)
+            require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels)
+        if "low_rank" not in self.config.parameters:
+            return self._views(images.sources, progress)
+        if self.ranks is not None:
+            return shared_activations(self.encoder, images.sources, progress, self.ranks)
+        return activation_store(self.encoder, images.sources, progress)
 
     def _learn(
         self,
@@ -115,9 +135,18 @@ class Kalman(KalmanClassifier):
         else:
             self.known = self.known.with_more(f, labels, names)
 
-    @torch.no_grad()
     def _views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
         """Embeddings (N, 1 + V, d) of the centre crop and V random crops of each training image."""
+        if self.ranks is None:
+            return self._own_views(sources, progress)
+
+        def encode(part: range) -> tuple[Tensor]:
+            return (self._own_views([sources[i] for i in part], progress),)
+
+        return shared_rows(self.ranks, len(sources), encode, self.backbone.device)[0]
+
+    @torch.no_grad()
+    def _own_views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
         options, image = self.config.classes, self.encoder.image
         crops = [RandomCrop(self.backbone, options.crop_scale, self.config.seed, v) for v in range(options.views)]
         pictures = keep_decoded(sources, crops[0].min_side) if crops else sources
@@ -145,16 +174,19 @@ class Kalman(KalmanClassifier):
         size = self.config.batch_size
         steps = epochs * math.ceil(len(labels) / size)
         records: list[Step] = []
-        take: Stepper | None = None
+        take: Stepper | SharedStepper | None = None
         for epoch in range(epochs):
             for batch in self._order(len(labels)).split(size):
-                shown = store[batch], labels[batch]
+                shown = store[self._share(batch)], labels[batch]
                 if self.filter is None:
                     self.filter = self._prior(*shown)
                 take = take or self._stepper(self.filter)
                 records.append(take(*shown))
                 self.history.append(records[-1])
                 progress("filtering", len(records), steps)
+            if isinstance(take, SharedStepper):
+                take.close()  # between passes the belief is whole: to be saved, or to predict with
+                take = None
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
@@ -171,16 +203,21 @@ class Kalman(KalmanClassifier):
         generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + taken) % 2**63)
         return torch.randperm(count, generator=generator)
 
-    def _stepper(self, kalman: KalmanFilter) -> Stepper:
+    def _share(self, batch: Tensor) -> Tensor:
+        """This process's share of a batch (B,), or of its labels."""
+        return batch if self.ranks is None else batch[self.ranks.mine(self.ranks.shares(len(batch)))]
+
+    def _stepper(self, kalman: KalmanFilter) -> Stepper | SharedStepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
+        if self.ranks is not None:
+            return SharedStepper(self.encoder, kalman, likelihood, self._texts, len(self.templates), self.ranks)
         return Stepper(self.encoder, kalman, likelihood, self._texts, len(self.templates))
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
         """The filter before it has seen anything: ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
-            seen = observe(self.encoder, make_likelihood("cosine"), images, labels, self._texts, len(self.templates))
-            spread = seen.H.square().sum(dim=1).mean().item()  # mean diag(H H^T)
+            spread = self._spread(images, labels)
             if not (math.isfinite(spread) and spread > 0):
                 raise NumericalError(
                     "The similarities of the first batch do not respond to the parameters "
@@ -193,6 +230,16 @@ class Kalman(KalmanClassifier):
                     "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
                 )
         return self.begin(variance)
+
+    def _spread(self, images: Activations, labels: Tensor) -> float:
+        """Mean squared length of a row of the similarities' Jacobian, ``mean diag(H H^T)``, in the first batch."""
+        likelihood, own = make_likelihood("cosine"), self._share(labels)
+        squares = self.encoder.theta.new_zeros(())
+        if len(own):
+            seen = observe(self.encoder, likelihood, images, own, self._texts, len(self.templates))
+            squares = seen.H.square().sum(dim=1).sum()
+        total = squares if self.ranks is None else self.ranks.summed(squares)
+        return float(total / len(labels))
 
     def begin(self, variance: float) -> KalmanFilter:
         """The filter before it has seen anything, with that variance of each parameter."""

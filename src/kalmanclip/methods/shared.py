@@ -1,0 +1,218 @@
+"""What several ranks do of a fit together: each encodes its share of the images, and sees its share of every batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import torch
+from torch import Tensor
+
+from kalmanclip import errors
+from kalmanclip.data.images import ImageSource
+from kalmanclip.encoders import Activations, DualEncoder
+from kalmanclip.encoders.cache import ActivationStore, Encode
+from kalmanclip.errors import ConfigError, KalmanClipError, RankError
+from kalmanclip.filtering import KalmanFilter, Observation, Ranks, Step
+from kalmanclip.filtering.ranks import local_size
+from kalmanclip.filtering.sharded import sharding
+from kalmanclip.memory import free_bytes
+from kalmanclip.methods.base import Progress
+from kalmanclip.methods.features import ENCODE_BATCH, frozen_activations
+from kalmanclip.methods.kalman_config import KalmanConfig
+from kalmanclip.observation import Likelihood, observe
+from kalmanclip.observation.observe import compared
+
+
+def require_shareable(config: KalmanConfig) -> None:
+    """Raises `ConfigError` if several ranks cannot fit with these options together."""
+    if "low_rank" in config.parameters and config.belief != "diagonal":
+        raise ConfigError(
+            f"Several ranks can share a diagonal belief only, not {config.belief!r}, whose parameters are not "
+            "independent. Choose the belief 'diagonal', or start a single process."
+        )
+
+
+def require_same(ranks: Ranks, *what: object) -> None:
+    """Raises `ConfigError` on all ranks unless all were given the same (values that print what they are)."""
+    digest = hashlib.sha256(repr(what).encode(errors="surrogateescape")).hexdigest()
+    if len(set(ranks.told(digest))) > 1:
+        raise ConfigError(
+            "The ranks were not given the same images, classes, options or weights. Start all of them with one command."
+        )
+
+
+@contextmanager
+def failing_together(ranks: Ranks) -> Iterator[None]:
+    """An error that one rank meets in its share becomes the error of all, so that none waits for it."""
+    met: KalmanClipError | None = None
+    try:
+        yield
+    except RankError:
+        raise
+    except KalmanClipError as error:
+        met = error
+    told = ranks.told("" if met is None else json.dumps([type(met).__name__, str(met)]))
+    if met is not None:
+        raise met
+    for text in filter(None, told):
+        name, message = json.loads(text)
+        raise getattr(errors, name, KalmanClipError)(message)
+
+
+def shared_rows(
+    ranks: Ranks, count: int, encode: Callable[[range], tuple[Tensor, ...]], device: torch.device
+) -> tuple[Tensor, ...]:
+    """What ``encode`` makes of N images, each rank its share: columns (N, ...) on all ranks.
+
+    A share is so many whole batches of a single process: its cache then serves any number of ranks, and rounding does
+    not depend on it.
+
+    Args:
+        ranks: who shares.
+        count: N.
+        encode: positions, at least one, to columns (B, ...); nothing if they are too many to be kept by this rank.
+        device: where the columns are wanted.
+
+    Returns:
+        Nothing, on all ranks, if one of them could not keep the columns.
+    """
+    sizes = ranks.shares(count, ENCODE_BATCH)
+    place = ranks.mine(sizes)
+    columns: tuple[Tensor, ...] = ()
+    with failing_together(ranks):
+        if sizes[ranks.rank]:
+            columns = encode(range(place.start, place.stop))
+    told = ranks.told(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
+    forms = [json.loads(text) for text, size in zip(told, sizes, strict=True) if size]
+    if not all(forms):
+        return ()
+    if not columns:  # a rank without images learns from the others what a row looks like
+        columns = tuple(torch.empty(0, *shape, dtype=getattr(torch, name), device=device) for name, *shape in forms[0])
+    return tuple(ranks.gathered(column, sizes, "activations") for column in columns)
+
+
+class _Kept(ActivationStore):
+    """The activations of all images, on every rank."""
+
+    def __init__(self, columns: Activations) -> None:
+        self._columns = columns
+
+    def __getitem__(self, indices: Tensor) -> Activations:
+        return tuple(column[indices.to(column.device)] for column in self._columns)
+
+
+class _Anew(ActivationStore):
+    """Activations that every rank computes anew for its share of each batch."""
+
+    def __init__(self, encode: Encode, count: int, ranks: Ranks) -> None:
+        super().__init__(encode, count)
+        self._ranks = ranks
+
+    def __getitem__(self, indices: Tensor) -> Activations:
+        with failing_together(self._ranks):
+            return super().__getitem__(indices)
+        raise AssertionError  # an error of another rank was raised
+
+
+def shared_activations(
+    encoder: DualEncoder, sources: Sequence[ImageSource], progress: Progress, ranks: Ranks
+) -> ActivationStore:
+    """`kalmanclip.methods.features.activation_store`, with every rank encoding its share.
+
+    Every rank keeps the activations of all images, where half of its device's free memory is enough for them.
+    """
+    device = encoder.backbone.device
+    room = free_bytes(device) // 2
+    if device.type == "cpu":
+        room //= local_size()
+
+    def encode(part: range) -> tuple[Tensor, ...]:
+        batches: list[Activations] = []
+        with closing(frozen_activations(encoder, [sources[i] for i in part])) as coming:
+            for batch in coming:
+                if sum(t.nbytes for t in batch) // len(batch[0]) * len(sources) > room:
+                    return ()
+                batches.append(batch)
+                progress("reading images", sum(len(b[0]) for b in batches), len(part))
+        return tuple(torch.cat(column) for column in zip(*batches, strict=True))
+
+    kept = shared_rows(ranks, len(sources), encode, device)
+    if kept:
+        return _Kept(kept)
+
+    def again(positions: Sequence[int]) -> Generator[Activations, None, None]:
+        return frozen_activations(encoder, [sources[i] for i in positions], keep=False)
+
+    return _Anew(again, len(sources), ranks)
+
+
+class SharedStepper:
+    """Takes steps of one filter over one encoder, on all ranks together; between passes the belief is whole again.
+
+    Args:
+        encoder: whose ``theta`` is the filter's mean.
+        kalman: the filter, whose belief every rank has; it is shared out here, and `close` makes it whole.
+        likelihood: what it observes.
+        texts: activations of all prompts.
+        templates: prompts per class.
+        ranks: who shares.
+    """
+
+    def __init__(
+        self,
+        encoder: DualEncoder,
+        kalman: KalmanFilter,
+        likelihood: Likelihood,
+        texts: Activations,
+        templates: int,
+        ranks: Ranks,
+    ) -> None:
+        self.encoder, self.kalman, self.likelihood = encoder, kalman, likelihood
+        self.texts, self.templates, self.ranks = texts, templates, ranks
+        self.belief = sharding(kalman.belief, ranks)
+        kalman.belief = self.belief
+
+    def __call__(self, images: Activations, labels: Tensor) -> Step:
+        """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
+        shares = self.ranks.shares(len(labels))
+
+        def seen(mean: Tensor) -> Observation:
+            return observe_share(
+                self.encoder, self.likelihood, images, labels, self.texts, self.templates, self.ranks.mine(shares)
+            )
+
+        return self.kalman.step(self.belief.observing(seen, shares))
+
+    def close(self) -> None:
+        """Makes the belief whole on every rank: to be saved, or to predict with."""
+        self.kalman.belief = self.belief.gather()
+
+
+def observe_share(
+    encoder: DualEncoder,
+    likelihood: Likelihood,
+    images: Activations,
+    labels: Tensor,
+    texts: Activations,
+    templates: int,
+    mine: slice,
+) -> Observation:
+    """What is seen of a share of a batch; the texts to compare with are those of the whole batch.
+
+    Args:
+        encoder: the model.
+        likelihood: what is observed.
+        images: activations of the share.
+        labels: of the whole batch (B,).
+        texts: activations of all prompts.
+        templates: prompts per class.
+        mine: where the share lies in the batch.
+    """
+    classes = len(texts[0]) // templates
+    if likelihood.paired:  # each image has a text of its own
+        return observe(encoder, likelihood, images, labels[mine], texts, templates)
+    seen = compared(likelihood, labels, classes, templates)
+    return observe(encoder, likelihood, images, seen._replace(column=seen.column[mine]), texts, templates)
