@@ -8,12 +8,14 @@
 
 PYTHON    ?= python3
 PIP_FLAGS ?=
+BENCH_FLAGS ?=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  := $(VENV)/.ready-tests
 DOCS   := $(VENV)/.ready-docs
+BENCH  := $(VENV)/.ready-bench
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --quiet $(PIP_FLAGS)
@@ -38,8 +40,8 @@ lint: $(READY)  ## Check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## Run the benchmarks (times as ratios, memory)
-	$(BIN)/python -m benchmarks
+bench: $(BENCH)  ## Run the benchmarks (times as ratios, memory); BENCH_FLAGS="--quick"
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 docs: $(DOCS)  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -50,7 +52,7 @@ clean:  ## Remove build output and caches (.venv stays; delete it by hand)
 
 # The stamps are written last, so a set-up that was interrupted or failed is simply done again.
 $(READY): pyproject.toml
-	@rm -f $(READY) $(TESTS) $(DOCS)
+	@rm -f $(READY) $(TESTS) $(DOCS) $(BENCH)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	    command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	        echo "kalmanclip needs Python 3.10 or newer, and '$(PYTHON)' was not found." >&2; \
@@ -69,6 +71,11 @@ $(READY): pyproject.toml
 $(TESTS): $(READY)
 	@echo "Installing the optional parts that tests need into $(VENV) ..."
 	@$(PIP) -e ".[app,ray]"
+	@touch $@
+
+$(BENCH): $(READY)
+	@echo "Installing what benchmarks compare with into $(VENV) ..."
+	@$(PIP) -e ".[bench]"
 	@touch $@
 
 $(DOCS): $(READY)

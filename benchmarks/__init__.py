@@ -2,5 +2,8 @@
 
 import os
 
-# Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from kalmanclip.process import prepare_process
+
+prepare_process()
+# The profiler, which counts memory on the CPU, has nothing to say that belongs into a table; read when torch loads.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")

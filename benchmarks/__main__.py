@@ -1,11 +1,24 @@
-"""`make bench`: what a Kalman step costs, as ratios measured inside one run.
+"""`make bench`: what everything costs, in one table; ratios measured inside one run, medians with their quartiles.
 
-python -m benchmarks                    the step on tiny and on ViT-B/32 with random weights
+python -m benchmarks [--device cpu] [--quick] [--only step peers ...] [--json FILE]
+
+| part | |
+| --- | --- |
+| step | a Kalman step against an AdamW step; on a GPU also captured as a graph |
+| peers | against posteriors' EKF and torch.func; peak memory |
+| classes | a step's growth with the number of classes, against CLIP-LoRA's |
+| update | bandwidth, linearity and memory of the update itself |
+| fit | a whole fit from files, and where its time goes |
+| predict | a prediction against the bare model; averaging over the belief |
+
+Each is also a command of its own, with more options: python -m benchmarks.step. Those that need data:
+
+python -m benchmarks.fit DATA           how long a fit takes
+python -m benchmarks.precision DATA     what bfloat16 towers cost in accuracy
 python -m benchmarks.study DATA         what each part of the default brings
 python -m benchmarks.observations DATA  which observation learns
 python -m benchmarks.pairs DATA         captions
 python -m benchmarks.uncertainty DATA   whether probabilities mean what they say
-python -m benchmarks.averaging          what averaging over the belief costs
 python -m benchmarks.stream DATA        classes that arrive one group after the other
 python -m benchmarks.fusion DATA        two sites that learn apart
 python -m benchmarks.unknown DATA       images of nothing it knows, and sets of classes
@@ -13,7 +26,42 @@ python -m benchmarks.unknown DATA       images of nothing it knows, and sets of 
 Accuracy beside other methods: kalmanclip compare --config benchmarks/comparison.json (see docs/results.md)
 """
 
-from benchmarks.step import main
+from __future__ import annotations
+
+import importlib
+import time
+
+from rich.console import Console
+
+from benchmarks.measure import Options, Row, absent, options_from, parser, report
+
+PARTS = ("step", "peers", "classes", "update", "fit", "predict")
+
+
+def rows(options: Options, only: tuple[str, ...] = PARTS) -> list[Row]:
+    """The lines of all parts, or of some. A part whose package is missing says so, and the others go on."""
+    lines: list[Row] = []
+    console = Console(stderr=True)
+    for name in only:
+        begin = time.perf_counter()
+        try:
+            lines += importlib.import_module(f"benchmarks.{name}").rows(options)
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").split(".")[0] in ("", "benchmarks", "kalmanclip"):
+                raise
+            lines.append(absent(name, "not measured", f"not installed here: {problem.name}"))
+        console.print(f"{name}: {time.perf_counter() - begin:.0f} s", style="dim")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """All parts, one table."""
+    command = parser(__doc__)
+    command.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    given = command.parse_args(arguments)
+    options = options_from(given)
+    report(rows(options, tuple(given.only)), options, given)
+
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,198 @@
+"""How long a whole fit takes, from files on disk to the classifier, and where the time goes. Seconds, not ratios.
+
+Beside the fit, its parts are measured alone on the same images: decoding (reading, decoding, preprocessing, in as many
+threads as the fit uses) and the frozen prefix of the image tower. What bounds a fit is the part that alone takes about
+as long as the whole; decoding and prefix overlap.
+
+    python -m benchmarks.fit DATA/pets/train --presets paper --shots 16 [--models tiny]
+    python -m benchmarks.fit --images 16000 --classes 1000 --size 224 --epochs 5 --models ViT-B-16:random --device cuda
+
+Without a folder, pictures are made up: smooth colours with grain, about as large as photographs when compressed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.measure import Options, Row, options_from, parser, report, synchronise
+from kalmanclip.data import FewShotTask, LabelledImages, read_folder, sample_shots
+from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.methods import Kalman, preset
+from kalmanclip.methods.features import ENCODE_BATCH, decoded
+
+ALONE = 1024  # images that decoding and prefix are measured on
+TEXTURES = 32
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is fitted.
+
+    Attributes:
+        folder: of class folders; None: made-up pictures.
+        images: how many are made up.
+        classes: of how many classes.
+        size: width and height of a made-up picture.
+        presets: each is fitted once.
+        epochs: passes over the images; None: the preset's own.
+        shots: images of each class of ``folder``; None: all.
+        bound: seconds that a fit may take.
+        precision: of the towers.
+    """
+
+    folder: Path | None = None
+    images: int = 592
+    classes: int = 37
+    size: tuple[int, int] = (500, 375)
+    presets: tuple[str, ...] = ("paper",)
+    epochs: int | None = 2
+    shots: int | None = None
+    bound: float | None = None
+    precision: str = "float32"
+
+
+PETS = Job()
+"""As many made-up pictures as OxfordPets has with 16 shots, and as large."""
+
+
+def rows(options: Options) -> list[Row]:
+    """The fit that is as large as OxfordPets with 16 shots."""
+    if options.quick:
+        return measured(replace(PETS, images=4, classes=2, size=(80, 60)), options)
+    bound = 20.0 if options.device == "cpu" else 10.0
+    return measured(replace(PETS, bound=bound), options)
+
+
+def measured(job: Job, options: Options) -> list[Row]:
+    """The lines of one job, model by model and preset by preset."""
+    lines = []
+    with tempfile.TemporaryDirectory() as made:
+        if job.folder is None:
+            make_pictures(Path(made), job.images, job.classes, job.size)
+        images = read_folder(job.folder or made)
+        images = sample_shots(images, job.shots, seed=1)
+        for model in options.backbones(["tiny"], ["ViT-B-16:random"]):
+            backbone = load_backbone(model, options.device, job.precision)
+            for name in job.presets:
+                lines += _fit(backbone, images, name, job, options)
+    return lines
+
+
+def _fit(backbone: Backbone, images: LabelledImages, name: str, job: Job, options: Options) -> list[Row]:
+    config = preset(name)
+    if job.epochs is not None and "low_rank" in config.parameters:
+        config = replace(config, epochs=job.epochs)
+    method = Kalman(backbone, config)
+    stages: dict[str, float] = {}
+    begin = last = time.perf_counter()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        stages[stage] = stages.get(stage, 0.0) + now - last
+        last = now
+
+    method.fit(FewShotTask(images), progress)
+    synchronise(options.device)
+    whole = time.perf_counter() - begin
+    stages["the rest"] = whole - sum(stages.values())
+    what = f"{backbone.name} in {job.precision}, {name}, {len(images):,} images, {len(images.class_names):,} classes"
+    note = f"{config.passes} passes; texts, beginning and end {stages.pop('the rest'):.1f} s"
+    lines = [Row("fit", f"{what}: fit", whole, unit="s", bound=job.bound, note=note)]
+    lines += [Row("fit", f"  {stage}", taken, unit="s") for stage, taken in stages.items()]
+    share = min(1.0, ALONE / len(images))
+    decoding, prefix = _alone(backbone, method, images, options.device)
+    for part, taken in (("decoding", decoding), ("frozen prefix", prefix)):
+        note = f"{len(images) * share / taken:,.0f} images a second"
+        lines.append(Row("fit", f"  {part} alone, every image once", taken / share, unit="s", note=note))
+    return lines
+
+
+def _alone(backbone: Backbone, method: Kalman, images: LabelledImages, device: str) -> tuple[float, float]:
+    """Seconds that decoding and the frozen prefix take for the first `ALONE` images."""
+    sources = images.sources[:ALONE]
+    begin = time.perf_counter()
+    *_, batch = decoded(backbone, sources)
+    synchronise(device)
+    decoding = time.perf_counter() - begin
+    encode = method.encoder.image.prefix
+    batch = batch[:1].expand(min(len(sources), ENCODE_BATCH), -1, -1, -1).contiguous()
+    encode(batch)
+    synchronise(device)
+    begin = time.perf_counter()
+    for _ in range(-(-len(sources) // ENCODE_BATCH)):
+        encode(batch)
+    synchronise(device)
+    return decoding, time.perf_counter() - begin
+
+
+def make_pictures(folder: Path, count: int, classes: int, size: tuple[int, int]) -> list[Path]:
+    """Writes JPEG files of that width and height into one folder per class, evenly; returns their paths."""
+    generator = np.random.default_rng(0)
+    textures = [_texture(generator, size) for _ in range(min(count, TEXTURES))]
+    files = []
+    for i in range(count):
+        place = folder / f"number {i % classes:04d}"
+        place.mkdir(exist_ok=True)
+        files.append(place / f"{i}.jpg")
+
+    def write(i: int) -> None:
+        # every file is different, and none costs more than compressing it
+        rolled = np.roll(textures[i % len(textures)], (7 * i, 13 * i), axis=(0, 1))
+        Image.fromarray(rolled).save(files[i], quality=90)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(write, range(count)))
+    return files
+
+
+def _texture(generator: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """Smooth colours with edges and a little grain, (height, width, 3): compresses about as well as a photograph."""
+    total = np.zeros((size[1], size[0], 3))
+    for cells, weight in ((4, 0.6), (24, 0.4)):
+        coarse = Image.fromarray(generator.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        total += weight * np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=float)
+    total += generator.normal(0, 4, total.shape)
+    return total.clip(0, 255).astype(np.uint8)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line: what is fitted can be chosen here."""
+    command = parser(__doc__)
+    command.add_argument("folder", nargs="?", type=Path, help="a folder of class folders")
+    command.add_argument("--images", type=int, default=PETS.images)
+    command.add_argument("--classes", type=int, default=PETS.classes)
+    command.add_argument("--size", type=int, help="of made-up pictures, width and height")
+    command.add_argument("--presets", nargs="+", default=list(PETS.presets))
+    command.add_argument("--epochs", type=int, default=PETS.epochs)
+    command.add_argument("--shots", type=int)
+    command.add_argument("--bound", type=float, help="seconds that a fit may take")
+    command.add_argument("--precision", default=PETS.precision, help="of the towers: float32 or bfloat16")
+    given: argparse.Namespace = command.parse_args(arguments)
+    size = PETS.size if given.size is None else (given.size, given.size)
+    job = Job(
+        given.folder,
+        given.images,
+        given.classes,
+        size,
+        tuple(given.presets),
+        given.epochs,
+        given.shots,
+        given.bound,
+        given.precision,
+    )
+    options = options_from(given)
+    report(measured(job, options), options, given)
+
+
+if __name__ == "__main__":
+    main()

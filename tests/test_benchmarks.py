@@ -1,0 +1,112 @@
+"""That every benchmark runs and measures something; what it measures is for `make bench` to say."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from benchmarks import measure
+from benchmarks.__main__ import PARTS, main, rows
+from benchmarks.measure import Options, Row, absent, peak_memory, row, seconds
+
+QUICK = Options(device="cpu", rounds=1, quick=True)
+
+
+SLOW = ("classes", "predict")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # posteriors, while it is imported
+@pytest.mark.parametrize("part", [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PARTS])
+def test_every_part_measures_something(part):
+    lines = rows(QUICK, (part,))
+    assert lines
+    for line in lines:
+        assert line.part == part
+        if line.figure is None:
+            assert "not installed" in line.note
+        else:
+            assert math.isfinite(line.figure)
+            assert line.figure > 0
+
+
+def test_peers_say_which_package_is_missing(monkeypatch):
+    from benchmarks import peers
+
+    monkeypatch.setattr(peers, "missing", lambda package: True)
+    monkeypatch.setattr(peers, "seconds", lambda steps, options: {name: torch.ones(1) for name in steps})
+    monkeypatch.setattr(peers, "peak_memory", lambda step, device, warm: 1)
+    (line,) = [line for line in peers.rows(QUICK) if line.figure is None]
+    assert "posteriors" in line.what
+    assert "pip install" in line.note
+
+
+def test_a_part_without_its_package_does_not_stop_the_others(monkeypatch):
+    def lacks_it(options):
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere.inside")
+
+    monkeypatch.setattr("benchmarks.step.rows", lacks_it)
+    monkeypatch.setattr("benchmarks.fit.rows", lambda options: [Row("fit", "a", 1.0)])
+    lacking, other = rows(QUICK, ("step", "fit"))
+    assert lacking.figure is None
+    assert "nowhere" in lacking.note
+    assert other.figure == 1.0
+
+
+def test_one_table_and_one_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.step.rows", lambda options: [Row("step", "a", 1.0, 0.9, 1.1, bound=1.05)])
+    monkeypatch.setattr("benchmarks.fit.rows", lambda options: [absent("fit", "b", "no disk")])
+    file = tmp_path / "bench.json"
+    main(["--device", "cpu", "--quick", "--only", "step", "fit", "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert shown.count("Medians of up to 1 rounds") == 1
+    assert "no disk" in shown
+    kept = json.loads(file.read_text())
+    assert [line["holds"] for line in kept["rows"]] == [True, None]
+    assert kept["options"]["quick"] is True
+
+
+def test_medians_quartiles_and_bounds():
+    line = row("step", "a", [3.0, 1.0, 2.0, 5.0, 4.0], bound=3.0)
+    assert (line.low, line.figure, line.high) == (2.0, 3.0, 4.0)
+    assert line.holds is True
+    assert row("step", "a", [3.0], bound=2.9).holds is False
+    assert row("step", "a", [3.0], bound=3.1, at_least=True).holds is False
+    assert row("step", "a", [3.0]).holds is None
+
+
+def test_contestants_take_turns_in_both_orders():
+    calls = []
+    taken = seconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, Options(rounds=2))
+    assert "".join(calls) == "aabb" + "ab" + "ba"
+    assert all(len(values) == 2 for values in taken.values())
+
+
+def test_short_calls_are_repeated():
+    calls = []
+    seconds({"a": lambda: calls.append(1)}, Options(rounds=1), least=1e-3)
+    assert len(calls) > measure.WARM_UP + 1
+
+
+def test_peak_memory_is_exact_on_the_cpu():
+    held = torch.ones(1000, 1000)
+
+    def call():
+        a = held + 1  # 4 MB
+        b = a * a  # 8 MB together
+        del a
+        return (b + 1).sum()  # still 8 MB
+
+    assert peak_memory(call, "cpu") == pytest.approx(8e6, rel=1e-3)
+
+
+def test_nothing_needed_but_what_the_package_needs(tmp_path):
+    """The parts can be loaded where neither the command line's packages nor the peers are installed."""
+    code = (
+        "import sys\n"
+        "for name in ('typer', 'pydantic', 'posteriors'): sys.modules[name] = None\n"
+        f"for part in {PARTS}:\n"
+        "    __import__('benchmarks.' + part)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
