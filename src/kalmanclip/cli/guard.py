@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import typer
 
 from kalmanclip.cli.screen import complain, note
 from kalmanclip.errors import KalmanClipError
+from kalmanclip.process import prepare_process
 
 INTERRUPTED = 130
 """What shells report for a program that was stopped with Ctrl-C."""
@@ -67,10 +67,8 @@ def _give_up(message: str, code: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the chatter of libraries off the screen, and their threads from blocking the processor."""
-    # Threads that spin while they wait make small products hundreds of times slower on a busy machine. The policy
-    # is read when torch is first imported, which no command has done yet.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """Keeps the chatter of libraries off the screen, and their threads and memory in order."""
+    prepare_process()  # no command has imported torch yet
     if _debug:
         yield
         return

@@ -26,6 +26,7 @@ from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.process import keep_freed_memory, sleep_while_waiting
 
 Arguments = tuple[Run, Source, str, str | None, str | None]
 """What `execute` is called with: run, source, device, cache, model."""
@@ -83,6 +84,7 @@ class LocalWorker:
     """
 
     def __init__(self, threads: int) -> None:
+        sleep_while_waiting()
         # spawn: a forked child of a process that has used threads or a GPU may hang
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
@@ -152,6 +154,7 @@ def prepare(threads: int) -> None:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     logging.getLogger().setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
