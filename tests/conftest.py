@@ -12,7 +12,11 @@ os.environ["KALMANCLIP_CACHE"] = "off"  # tests leave nothing in the user's cach
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image, ImageDraw
+
+settings.register_profile("patient", deadline=None)  # a busy machine is no failure
+settings.load_profile("patient")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

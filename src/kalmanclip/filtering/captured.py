@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import fused
 from kalmanclip.filtering.diagonal import Diagonal
 from kalmanclip.filtering.kalman import KalmanFilter, Step
 from kalmanclip.filtering.observation import Observation
@@ -52,12 +51,9 @@ class CapturedStep:
         try:
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
-                    seen, numbers = launch()
-                    if numbers is None or not fused.one_launch(seen.H):
-                        raise ConfigError(
-                            f"a step of {len(seen.y)} targets has no update that can be captured: take a plain step "
-                            f"first, with at most {fused.KERNEL_ROWS} targets"
-                        )
+                    _, numbers = launch()
+                    if numbers is None:
+                        raise ConfigError("take a plain step with such a batch first: it sets the noise")
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kalmanclip.filtering.belief import Belief
 from kalmanclip.filtering.diagonal import Diagonal
-from kalmanclip.filtering.linalg import symmetrise
+from kalmanclip.filtering.linalg import solve_lower
 from kalmanclip.filtering.noise import Noise
 from kalmanclip.filtering.observation import Observation
 
@@ -38,41 +38,35 @@ def fast_update(belief: Belief, noise: Noise, seen: Observation, alpha: float, r
         trace of R_k, norm of the gain, log-likelihood) and a seventh, which is 1 if the update was made: (7,).
     """
     assert isinstance(belief, Diagonal)
+    # On a GPU every line below costs a launch or several, whatever its size: there are as few as can be.
     H, e = seen.H, seen.innovation
     m, one = e.shape[0], e.new_ones(())
     R = noise.previous(e)
-    root_R, trusted = _inverse_roots(R.unsqueeze(0))
-    d_M = torch.linalg.vector_norm(root_R[0] @ e)
+    root_R, broken = torch.linalg.cholesky_ex(R)
+    d_M = torch.linalg.vector_norm(solve_lower(root_R, e.unsqueeze(1)))
     lam = torch.exp(-alpha * d_M)
     lam_mu, lam_Sigma, lam_R = (lam if regulated else one for regulated in regulate)
     HSH = belief.project(H)
     R_k = noise.estimate(e, HSH, lam_R)
 
-    by_precision = belief.update == "precision"
-    roots, sound = _inverse_roots(torch.stack([HSH + R, HSH + R_k] + [R_k] * by_precision))
-    S_inv = roots[1].mT @ roots[1]
-    half_log_determinant = -roots[0].diagonal().log().sum()
-    log_likelihood = -(roots[0] @ e).square().sum() / 2 - half_log_determinant - m / 2 * math.log(2 * math.pi)
-    foreseen = torch.stack([d_M, lam, torch.linalg.vector_norm(e), R_k.diagonal().sum()])
+    matrices = torch.stack([HSH + R, HSH + R_k] + [R_k] * (belief.update == "precision"))
+    roots, broken_too = torch.linalg.cholesky_ex(matrices)
+    L_inv = solve_lower(roots, torch.eye(m, dtype=e.dtype, device=e.device).expand_as(roots))
+    S_inv, *R_inv = (L_inv[1:].mT @ L_inv[1:]).unbind()
+    white = L_inv[0] @ e
+    log_likelihood = torch.sub(L_inv[0].diagonal().log().sum(), white @ white, alpha=0.5) - m / 2 * math.log(
+        2 * math.pi
+    )
     # no entry of the gain is larger than sqrt(s) times the root of this
-    gain_bound = HSH.diagonal().sum() * S_inv.square().sum()
-    numbers = torch.cat([foreseen, torch.stack([log_likelihood, gain_bound])])
-    ok = torch.isfinite(numbers).all() & trusted.all() & sound.all()
+    gain_bound = HSH.trace() * torch.linalg.vector_norm(S_inv).square()
+    numbers = torch.stack([d_M, lam, torch.linalg.vector_norm(e), R_k.trace(), log_likelihood, gain_bound])
 
-    gain = belief.condition(H, S_inv, lam_mu * e, lam_Sigma, roots[2] if by_precision else None, ok)
+    # As in `linalg.cholesky`, a pivot smaller than rounding error is noise. NaN compares false, and 0 * inf is NaN.
+    pivots = torch.cat([root_R.diagonal(), roots.diagonal(dim1=-2, dim2=-1).flatten()])
+    entries = torch.cat([R.diagonal(), matrices.diagonal(dim1=-2, dim2=-1).flatten()])
+    sound = (pivots.square() > m * torch.finfo(e.dtype).eps * entries).all()
+    ok = sound & (broken + broken_too.sum() == 0) & ((0 * numbers).sum() == 0)
+
+    gain = belief.condition(H, S_inv, lam_mu * e, lam_Sigma, R_inv[0] if R_inv else None, ok)
     noise.accept(R_k, ok)
-    return torch.cat([foreseen, torch.stack([gain.sqrt(), log_likelihood, ok.to(e.dtype)])])
-
-
-def _inverse_roots(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse Cholesky factors L^-1 (k, m, m) of symmetric matrices, and which of them can be trusted (k,).
-
-    As in `linalg.cholesky`, a pivot smaller than rounding error is noise.
-    """
-    A = symmetrise(A)
-    m = A.shape[-1]
-    factors, info = torch.linalg.cholesky_ex(A)
-    pivots, entries = (M.diagonal(dim1=-2, dim2=-1) for M in (factors, A))
-    trusted = (info == 0) & (pivots.square() > m * torch.finfo(A.dtype).eps * entries.abs()).all(-1)
-    identity = torch.eye(m, dtype=A.dtype, device=A.device).expand_as(A)
-    return torch.linalg.solve_triangular(factors, identity, upper=False), trusted
+    return torch.cat([numbers[:4], torch.stack([gain.sqrt(), log_likelihood, ok.to(e.dtype)])])

@@ -19,8 +19,8 @@ from torch import Tensor
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Elements of H in one chunk: as many as a cache holds; on a GPU, enough to keep all of it busy."""
 
-KERNEL_ROWS = 64
-"""The largest batch for a kernel: beyond it a block's products no longer fit the registers."""
+PROJECT_ROWS, UPDATE_ROWS = 64, 16
+"""The largest batches that the kernels take: beyond them a block no longer fits the registers."""
 
 
 def project(H: Tensor, s: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def project(H: Tensor, s: Tensor) -> Tensor:
         H: (m, n).
         s: (n,).
     """
-    kernels = _kernels(H)
+    kernels = _kernels(H, PROJECT_ROWS)
     if kernels is not None:
         projected: Tensor = kernels.project(H, s)
         return projected
@@ -42,7 +42,7 @@ def project(H: Tensor, s: Tensor) -> Tensor:
 
 
 def update(
-    mu: Tensor, s: Tensor, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, W: Tensor | None, ok: Tensor
+    mu: Tensor, s: Tensor, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, R_inv: Tensor | None, ok: Tensor
 ) -> Tensor:
     """Update mean and variances in place: `mu += K e`, and s shrinks, with `K = diag(s) H^T S^-1`.
 
@@ -53,42 +53,36 @@ def update(
         S_inv: inverse (m, m) of the innovation covariance.
         e: the innovation (m,), times the regulation of the mean.
         lam: regulation of the covariance, a 0-d tensor.
-        W: None keeps the diagonal of the posterior covariance: s times `1 - lam diag(K H)`. A square root (m, m) of the
-            noise's inverse, `W^T W = R^-1`, keeps that of the posterior precision: `1 / (1/s + lam diag(H^T R^-1 H))`.
+        R_inv: None keeps the diagonal of the posterior covariance: s times `1 - lam diag(K H)`. The inverse (m, m) of
+            the noise keeps that of the posterior precision: `1 / (1/s + lam diag(H^T R^-1 H))`.
         ok: a 0-d boolean; where it is false, nothing is changed.
 
     Returns:
         The squared Frobenius norm of K, a 0-d tensor.
     """
-    kernels = _kernels(H)
+    kernels = _kernels(H, UPDATE_ROWS)
     if kernels is not None:
-        squared: Tensor = kernels.update(mu, s, H, S_inv, e, lam, W, ok)
+        squared: Tensor = kernels.update(mu, s, H, S_inv, e, lam, R_inv, ok)
         return squared
-    least, tiny = _bounds(H.dtype)
+    least, tiny = torch.finfo(H.dtype).eps, torch.finfo(H.dtype).tiny
     gain = H.new_zeros(())
-    if not ok:
-        return gain
     for part in _chunks(H):
         h, mean, variance = H[:, part], mu[part], s[part]
         K = (S_inv @ h).mul_(variance)
         gain += torch.linalg.vector_norm(K).square()
-        mean.addmv_(K.mT, e)
-        if W is None:
+        mean.add_(torch.where(ok, e @ K, 0))
+        if R_inv is None:
             factor = K.mul_(h).sum(0).mul_(-lam).add_(1).clamp_(least, 1)
         else:
-            information = torch.mm(W, h, out=K).square_().sum(0)
+            information = torch.mm(R_inv, h, out=K).mul_(h).sum(0).clamp_min_(0)
             factor = information.mul_(variance).mul_(lam).add_(1).reciprocal_()
-        variance.mul_(factor).clamp_min_(tiny)
+        variance.mul_(torch.where(ok, factor, 1)).clamp_min_(tiny)
     return gain
 
 
-def one_launch(H: Tensor) -> bool:
-    """Whether both passes are kernels, which take no decision on the host."""
-    return _kernels(H) is not None
-
-
-def _kernels(H: Tensor) -> ModuleType | None:
-    if not (H.is_cuda and H.dtype == torch.float32 and H.shape[0] <= KERNEL_ROWS and H.stride(1) == 1):
+def _kernels(H: Tensor, rows: int) -> ModuleType | None:
+    """The kernels, if they take this Jacobian (m, n) and can be built here."""
+    if not (H.is_cuda and H.dtype == torch.float32 and H.shape[0] <= rows and H.stride(1) == 1):
         return None
     return _built(H.device)
 
@@ -116,8 +110,3 @@ def _chunks(H: Tensor) -> Iterator[slice]:
     m, n = H.shape
     width = max(1, CHUNK.get(H.device.type, CHUNK["cpu"]) // m)
     return (slice(start, start + width) for start in range(0, n, width))
-
-
-def _bounds(dtype: torch.dtype) -> tuple[float, float]:
-    """The least factor that rounding lets us tell from zero, and the least variance that can be divided by."""
-    return torch.finfo(dtype).eps, torch.finfo(dtype).tiny

@@ -70,7 +70,7 @@ def cholesky(matrix: Tensor, what: str = "matrix") -> Tensor:
 
 
 def solve_lower(factor: Tensor, B: Tensor) -> Tensor:
-    """Return `L^-1 B` (m, k) for a lower triangular L (m, m) and B (m, k)."""
+    """Return `L^-1 B` (..., m, k) for a lower triangular L (..., m, m) and B (..., m, k)."""
     solution: Tensor = torch.linalg.solve_triangular(factor, B, upper=False)
     return solution
 

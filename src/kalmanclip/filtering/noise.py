@@ -120,9 +120,7 @@ class ObservationNoise(Noise):
     def estimate(self, e: Tensor, HSH: Tensor, lam: float | Tensor) -> Tensor:
         """Return `R_k = beta R_{k-1} + lam (1 - beta) Rhat_k` (m, m)."""
         beta = self.config.beta
-        R_hat = torch.outer(e, e)
-        if self.config.method == 2:
-            R_hat = R_hat + HSH
+        R_hat = torch.outer(e, e) if self.config.method == 1 else torch.addr(HSH, e, e)
         R_k = beta * self.previous(e) + lam * (1 - beta) * R_hat
         return _MEMORY[self.config.structure].project(R_k)
 
@@ -203,11 +201,13 @@ class _Full:
         if m > self.size:
             self.R = R_k
             return
-        R = self.R.clone()
-        R[:m, m:] *= beta**0.5
-        R[m:, :m] *= beta**0.5
-        R[:m, :m] = R_k
-        _replace(self.R, R, ok)
+        if m < self.size:
+            R = self.R.clone()
+            R[:m, m:] *= beta**0.5
+            R[m:, :m] *= beta**0.5
+            R[:m, :m] = R_k
+            R_k = R
+        _replace(self.R, R_k, ok)
 
     def tensors(self) -> list[Tensor]:
         return [self.R]
@@ -266,7 +266,10 @@ class _Exchangeable:
 
 def _replace(old: Tensor, new: Tensor, ok: Tensor | None) -> None:
     """Overwrite a tensor of the state, unless `ok`, a 0-d boolean, forbids it."""
-    old.copy_(new if ok is None else torch.where(ok, new, old))
+    if ok is None:
+        old.copy_(new)
+    else:
+        torch.where(ok, new, old, out=old)
 
 
 def _average(R: Tensor) -> tuple[Tensor, Tensor]:
