@@ -330,6 +330,25 @@ def test_a_stopped_process_can_be_resumed(photos, uninterrupted, tmp_path, sent,
     assert same_tensors(uninterrupted, broken)
 
 
+def test_towers_in_bfloat16(photos, tmp_path):
+    """The precision is that of a fit, also when it is resumed; the adapter goes with any."""
+    output = tmp_path / "a"
+    assert "float32, bfloat16" in call("fit", photos, "-o", output, "--precision", "half", code=2).stderr
+    options = ("--shots", 1, "--preset", "head", "--epochs", 2)
+    call("fit", photos, "-o", output, *options, "--precision", "bfloat16")
+    notes = description(output)["notes"]
+    assert notes["precision"] == "bfloat16"
+    told = call("fit", photos, "-o", output, "--resume", "--precision", "float32", code=2).stderr
+    assert "precision was 'bfloat16'" in " ".join(told.split())
+    images = [photos / "circle" / "0.png", photos / "square" / "0.png"]
+    exact, rounded = (
+        json.loads(call("predict", output, *images, "--json", "--precision", precision).stdout)
+        for precision in ("float32", "bfloat16")
+    )
+    for one, other in zip(exact, rounded, strict=True):
+        assert 0 < abs(one["probability"] - other["probability"]) < 0.1
+
+
 # --- predict
 
 

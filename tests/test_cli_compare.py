@@ -179,6 +179,7 @@ def test_results_of_different_code_are_pointed_out(words, undisturbed, tmp_path)
     assert "different versions of the code" in call(*words, "-o", folder).output
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_ends_the_same(words, undisturbed, tmp_path):
     folder = tmp_path / "results"
     command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder), "--workers", "2"]

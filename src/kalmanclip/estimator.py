@@ -28,6 +28,7 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
+from kalmanclip.filtering import Ranks
 from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.fusion import fuse_methods
@@ -52,6 +53,10 @@ class KalmanCLIP:
         preset: 'default' (also what None means), or another name in `kalmanclip.methods.presets`, such as 'paper'.
         templates: prompt templates with one ``{}`` for the class name; several are averaged.
         device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
+        precision: what the frozen towers compute in, 'float32' or 'bfloat16' (half the memory, and faster on a GPU).
+            What is learned is float32 in any case. Of a loaded backbone, leave it out.
+        ranks: processes that fit together, each with a `KalmanCLIP` of its own; None: this one alone. See
+            `kalmanclip.filtering.ranks.joined`.
         **options: single options of `KalmanConfig`, e.g. ``seed=1``.
     """
 
@@ -63,6 +68,8 @@ class KalmanCLIP:
         preset: str | None = None,
         templates: Sequence[str] = DEFAULT_TEMPLATES,
         device: str | torch.device | None = None,
+        precision: str | None = None,
+        ranks: Ranks | None = None,
         **options: Any,
     ) -> None:
         if config is not None and preset is not None:
@@ -75,8 +82,11 @@ class KalmanCLIP:
         refuse_idle(options, self.config)
         self.templates = validate_templates(templates)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        backbone = model if isinstance(model, Backbone) else load_backbone(model, device)
-        self.method = Kalman(backbone, self.config)
+        if not isinstance(model, Backbone):
+            model = load_backbone(model, device, "float32" if precision is None else precision)
+        elif precision not in (None, model.precision):
+            raise ConfigError(f"The backbone is loaded already, in {model.precision}: leave precision out.")
+        self.method = Kalman(model, self.config, ranks)
         self.notes: dict[str, Any] = {}
 
     @property
@@ -243,6 +253,8 @@ class KalmanCLIP:
         model: str | Backbone | None = None,
         *,
         device: str | torch.device | None = None,
+        precision: str | None = None,
+        ranks: Ranks | None = None,
     ) -> KalmanCLIP:
         """Reads an adapter folder.
 
@@ -250,10 +262,13 @@ class KalmanCLIP:
             folder: what `save` wrote.
             model: the backbone, where it is not to be had by the name in the adapter.
             device: as in the constructor.
+            precision: as in the constructor; it need not be that of the fit.
+            ranks: as in the constructor; there may be more of them than in the fit, or fewer.
         """
         description = read_description(Path(folder))
-        estimator = cls(model or description["backbone"]["name"], templates=description["templates"], device=device)
-        estimator.method, description = load_adapter(Path(folder), estimator.backbone)
+        backbone, templates = model or description["backbone"]["name"], description["templates"]
+        estimator = cls(backbone, templates=templates, device=device, precision=precision)
+        estimator.method, description = load_adapter(Path(folder), estimator.backbone, ranks)
         estimator.config = estimator.method.config
         estimator.notes = description.get("notes", {})
         return estimator

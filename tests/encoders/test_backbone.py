@@ -4,13 +4,16 @@ import io
 import pickle
 import zipfile
 
+import numpy as np
 import open_clip
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torchvision.transforms import Compose, Lambda
 
 from kalmanclip.encoders import load_backbone
+from kalmanclip.encoders.preprocess import Preprocess
 from kalmanclip.errors import ConfigError, ModelError
 
 
@@ -163,3 +166,20 @@ def test_cropping_thin_images_first_changes_nothing(tiny):
 def test_a_device_that_is_not_there(device):
     with pytest.raises(ConfigError, match=f"'{device}' cannot be used here"):
         load_backbone("tiny", device)
+
+
+@pytest.mark.parametrize("size", [(120, 120), (300, 200), (33, 500), (7, 90)])
+def test_preprocessing_in_two_parts_is_the_same_to_the_last_bit(tiny, size):
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for _ in range(3)]
+    parts = torch.stack([tiny.preprocess.pixels(image) for image in images])
+    assert parts.dtype == torch.uint8
+    assert torch.equal(tiny.preprocess.finish(parts), torch.stack([tiny.preprocess(image) for image in images]))
+
+
+def test_preprocessing_of_another_kind_stays_in_one_part(tiny):
+    steps = tiny.preprocess.transform.transforms
+    odd = Preprocess(Compose([*steps, Lambda(torch.neg)]))
+    image = Image.new("RGB", (64, 64), "red")
+    batch = odd.finish(odd.pixels(image).unsqueeze(0))
+    assert torch.equal(batch[0], -tiny.preprocess(image))

@@ -6,7 +6,8 @@ import pytest
 
 from kalmanclip.encoders.backbone import _TINY_FOLDER
 from kalmanclip.errors import ModelError
-from kalmanclip.experiments.models import model_name
+from kalmanclip.experiments.execute import backbone_of
+from kalmanclip.experiments.models import in_precision, model_name
 
 
 @pytest.mark.parametrize("name", ["tiny", "RN50:openai", "ViT-B-16:random", "hf-hub:owner/name"])
@@ -35,6 +36,15 @@ def test_so_are_folders(tmp_path):
     (tmp_path / "two" / "clip" / "more").touch()
     assert model_name(f"local-dir:{tmp_path}/one/clip") != model_name(f"local-dir:{tmp_path}/two/clip")
     assert str(tmp_path) not in model_name(f"local-dir:{tmp_path}/one/clip")
+
+
+def test_another_precision_is_another_model():
+    assert in_precision("tiny", "float32") == model_name("tiny@float32") == "tiny"
+    assert in_precision("tiny", "bfloat16") == model_name("tiny@bfloat16") == "tiny@bfloat16"
+    rounded = backbone_of("tiny@bfloat16", "cpu", None)
+    assert (rounded.name, rounded.precision) == ("tiny", "bfloat16")
+    with pytest.raises(ModelError):
+        model_name("tiny@float16")
 
 
 def test_a_backbone_that_is_none_is_named():

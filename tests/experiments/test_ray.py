@@ -60,6 +60,7 @@ def workers_here():
 
 
 @needs_ray
+@pytest.mark.slow
 def test_workers_and_nodes_may_die_at_any_moment(cluster, small_plan, undisturbed, comparable, tmp_path, capfd):
     sources, runs = small_plan
     chance, died = random.Random(), []

@@ -139,7 +139,6 @@ def test_repeated_images_and_batches_of_one(tiny, task):
 
 def test_activations_too_large_to_keep_are_recomputed(tiny, task, monkeypatch):
     kept = fitted(tiny, task)
-    monkeypatch.setattr("kalmanclip.encoders.cache.KEEP_BYTES", 1000)
     monkeypatch.setattr("kalmanclip.encoders.cache.ActivationStore.__init__.__defaults__", (1000,))
     recomputed = fitted(tiny, task)
     scale = kept.encoder.theta.abs().max()

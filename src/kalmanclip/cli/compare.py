@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kalmanclip.cli.common import Device, options_file, writable_folder
+from kalmanclip.cli.common import Device, Precision, check_precision, options_file, writable_folder
 from kalmanclip.cli.report import print_report
 from kalmanclip.cli.running import (
     ATTEMPTS,
@@ -112,6 +112,7 @@ def compare(
         ),
     ] = False,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Compare methods on the same draws of the same data sets.
 
@@ -121,9 +122,12 @@ def compare(
     """
     with waiting("Loading"):
         from kalmanclip.experiments import Store, find_sources, plan, write_report
-        from kalmanclip.experiments.models import model_name
+        from kalmanclip.experiments.models import in_precision, model_name
         from kalmanclip.experiments.variants import all_labels
 
+    check_precision(precision)
+    if precision is not None:
+        model = in_precision(model or "tiny", precision)
     if report_only:
         _draw_again(output, data, methods, shots, seeds, model)
         return

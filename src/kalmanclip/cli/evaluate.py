@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Adapter, Device, Json, load, naming_bad_images
+from kalmanclip.cli.common import Adapter, Device, Json, Precision, load, naming_bad_images
 from kalmanclip.cli.drawings import draw, drawings_at
 from kalmanclip.cli.screen import bars, facts, listing, percent, say
 from kalmanclip.cli.strangers import Strangers, alarm_facts, look_at, print_unknown, read_strangers, told_apart
@@ -93,6 +93,7 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
     as_json: Json = False,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Measure accuracy and calibration on labelled images, one or several sets of them.
 
@@ -108,7 +109,7 @@ def evaluate(
     if drawings and (len(data) > 1 or damages):
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
     strangers = read_strangers(unknown or [], false_alarms)
-    clf = load(adapter, device)
+    clf = load(adapter, device, precision)
     if strangers and (clf.method.known is None or len(clf.method.known.features) < 3):
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
     tests = _tests(data, root, clf.classes_, damages)

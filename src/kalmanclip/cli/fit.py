@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kalmanclip.cli import resume as resuming
-from kalmanclip.cli.common import Device, check_device, naming_bad_images, refuse_foreign, writable_folder
+from kalmanclip.cli.common import (
+    Device,
+    Precision,
+    check_device,
+    check_precision,
+    naming_bad_images,
+    refuse_foreign,
+    writable_folder,
+)
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.learned import about
 from kalmanclip.cli.options import build_config
+from kalmanclip.cli.ranks import first, restarted, working_together
 from kalmanclip.cli.screen import bars, command_line, facts, note, percent, say, size_of, some, suggest, waiting
 from kalmanclip.cli.training import Material, fingerprint, read_material
 from kalmanclip.config import to_dict
@@ -31,6 +41,7 @@ kalmanclip fit photos/ -o pets.adapter --resume
 kalmanclip fit photos.csv -o pets.adapter
 kalmanclip fit captions.jsonl -o captions.adapter
 kalmanclip fit hf:OWNER/NAME -o pets.adapter
+torchrun --nproc-per-node 8 -m kalmanclip fit photos/ -o pets.adapter --preset paper
 """
 
 METHOD = "The method (what is left out keeps the preset's value)"
@@ -117,6 +128,7 @@ def fit(
         typer.Option(help="A JSON file with any of the method's options; flags win.", rich_help_panel=METHOD),
     ] = None,
     device: Device = None,
+    precision: Precision = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted fit; its options are remembered.")
     ] = False,
@@ -129,12 +141,16 @@ def fit(
 
     The presets of low-rank parameters save the adapter after every pass over the images, so little is lost when
     something stops the run: --resume goes on from there and ends with the same adapter.
+
+    Several GPUs, or processors, fit together when torchrun starts the command: torchrun --nproc-per-node 8 -m
+    kalmanclip fit, and so on as usual.
     """
     started = time.monotonic()
     if resume and force:
         raise ConfigError("--resume goes on with an adapter, --force replaces it. Give one of them.")
     refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
     before = None if force else resuming.find(output)  # what is to be replaced may be damaged
+    resume = resume or (before is not None and restarted())  # an adapter that was not there at the first start
     if before and not resume:
         resuming.refuse_overwriting(output, before)
     if resume and not before:
@@ -165,8 +181,9 @@ def fit(
     flags["prior_std" if "low_rank" in learned else "classes.prior_std"] = prior_std
     options = build_config(flags, config, start, preset)
     if before:
-        resuming.require_same_options(before, options, model, template, {"shots": shots, "calibrate": calibrate})
-        shots, calibrate = before["notes"].get("shots"), before["notes"].get("calibrate")
+        noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
+        resuming.require_same_options(before, options, model, template, noted)
+        shots, calibrate, precision = (before["notes"].get(name) for name in noted)
     elif captions and "classes" in options.parameters:
         raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
     if captions and calibrate:
@@ -181,14 +198,17 @@ def fit(
             labelled, held = hold_out(labelled, calibrate, options.seed)
         images, seen = _choose(material, labelled, shots, options.seed, before)
     check_device(device)
+    check_precision(precision)
 
-    with writable_folder(output):
+    writing = writable_folder(output) if first() else nullcontext()
+    with working_together(device) as (ranks, device), writing:
         with waiting("Loading the model"):
             if before:
-                clf = KalmanCLIP.load(output, device=device)
+                clf = KalmanCLIP.load(output, device=device, precision=precision, ranks=ranks)
             else:
-                given = {"model": model, "templates": templates, "device": device}
-                clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+                given: dict[str, Any] = {"model": model, "templates": templates, "device": device}
+                given |= {"precision": precision, "ranks": ranks}
+                clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})
         done = clf.notes.get("epochs_done", 0)
         if done >= options.passes and (held is None or clf.method.calibration is not None):
             say(f"{output} is finished: all {options.passes} passes are done. There is nothing to resume.")
@@ -200,6 +220,7 @@ def fit(
             images, seen = _choose(material, labelled, shots, options.seed, before)
         clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": captions}
         clf.notes |= {"epochs": options.passes, "epochs_done": done, "calibrate": calibrate}
+        clf.notes |= {"precision": clf.backbone.precision}
         try:
             if done < options.passes:
                 _learn(clf, images, output)
@@ -208,7 +229,8 @@ def fit(
         except KeyboardInterrupt:
             _say_how_to_resume(data, output, clf.notes)
             raise typer.Exit(INTERRUPTED) from None
-    _summarise(clf, len(images), data, output, time.monotonic() - started)
+    if first():
+        _summarise(clf, len(images), data, output, time.monotonic() - started)
 
 
 def _choose(
@@ -230,7 +252,7 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
 
     def save(passes: int) -> None:
         clf.notes = notes | {"epochs_done": done + passes}
-        clf.save(output)
+        _save(clf, output)
 
     with bars() as progress, naming_bad_images(images.sources):
         if done and notes["captions"]:  # `partial_fit` would clean captions as if they were class names
@@ -244,7 +266,12 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
 def _calibrate(clf: KalmanCLIP, held: LabelledImages, output: Path) -> None:
     with bars("calibrating: ") as progress, naming_bad_images(held.sources):
         clf.method.calibrate(held, progress=progress)
-    clf.save(output)
+    _save(clf, output)
+
+
+def _save(clf: KalmanCLIP, output: Path) -> None:
+    if first():
+        clf.save(output)
 
 
 def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:

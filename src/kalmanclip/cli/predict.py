@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Adapter, Device, Json, load, naming_bad_images, unreadable
+from kalmanclip.cli.common import Adapter, Device, Json, Precision, load, naming_bad_images, unreadable
 from kalmanclip.cli.screen import bars, listing, note, percent, say
 from kalmanclip.errors import ConfigError, ImageError
 
@@ -62,12 +62,13 @@ def predict(
         bool, typer.Option("--skip-bad", help="Leave out images that cannot be read; stderr names them.")
     ] = False,
     device: Device = None,
+    precision: Precision = None,
 ) -> None:
     """Classify images."""
     if as_json and as_csv:
         raise ConfigError("Output is either --json or --csv. Give one of them.")
     wanted = Wanted(uncertainty, sets, false_alarms)
-    clf = load(adapter, device)
+    clf = load(adapter, device, precision)
     from kalmanclip.data import read_images
 
     files, scores = _scores(clf, read_images(images), wanted, skip_bad)

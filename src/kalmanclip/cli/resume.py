@@ -49,11 +49,11 @@ def require_same_options(
     options: KalmanConfig,
     model: str | None,
     template: list[str] | None,
-    numbers: dict[str, int | None],
+    noted: dict[str, int | str | None],
 ) -> None:
     """A fit is resumed with the options it began with. Those not given now (None) are taken from there.
 
-    ``numbers`` are those that the adapter's notes have, by name.
+    ``noted`` are those that the adapter's notes have, by name.
     """
     notes = before.get("notes", {})
     if "epochs_done" not in notes:
@@ -66,7 +66,7 @@ def require_same_options(
     given = {
         "model": (before["backbone"]["name"], model),
         "template": (before["templates"], template or None),
-        **{name: (notes.get(name), number) for name, number in numbers.items()},
+        **{name: (notes.get(name), value) for name, value in noted.items()},
     }
     changed += [(name, was, now) for name, (was, now) in given.items() if now is not None and now != was]
     if changed:

@@ -97,6 +97,7 @@ def image_batches(
     *,
     min_side: int | None = None,
     numbers: Sequence[int] | None = None,
+    ahead: bool = True,
 ) -> Iterator[torch.Tensor]:
     """Decode and preprocess images in threads (Pillow frees the interpreter lock), in order, in batches.
 
@@ -105,14 +106,16 @@ def image_batches(
 
     Args:
         sources: any iterable of what `load_image` takes; no sources, no batches.
-        transform: the backbone's preprocessing, PIL image -> (3, h, w); called from several threads.
+        transform: PIL image to a tensor, such as the backbone's preprocessing; called from several threads.
         batch_size: B; the last batch may be smaller.
-        workers: number of threads; None: one per core, 8 at most; 0: decode in the calling thread.
+        workers: number of threads; None: one per core, 16 at most; 0: decode in the calling thread.
         min_side: see `load_image`; the side that `transform` resizes to.
         numbers: the positions of the sources in a longer list, for messages; None: they are the whole list.
+        ahead: whether to decode a batch while the consumer works on the one before: not if that takes the processor
+            from the consumer.
 
     Yields:
-        Tensors (B, 3, h, w).
+        What the transform gives of B images, (B, ...).
 
     Raises:
         ImageError: at the first source, in order, that cannot be read, without decoding the rest. The message
@@ -121,7 +124,7 @@ def image_batches(
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; it must be at least 1")
     if workers is None:
-        workers = min(8, os.cpu_count() or 1)
+        workers = min(16, os.cpu_count() or 1)
     if workers < 0:
         raise ConfigError(f"workers is {workers}; use 0 (no threads) or more")
 
@@ -135,7 +138,7 @@ def image_batches(
             raise ImageError(f"image number {number} (counting from 0): {error}") from error
         return transform(image)
 
-    return _stacked(_in_order(prepare, sources, workers, ahead=batch_size + workers), batch_size)
+    return _stacked(_in_order(prepare, sources, workers, batch_size * ahead + workers), batch_size)
 
 
 def names_itself(source: ImageSource) -> bool:
@@ -168,7 +171,7 @@ def _in_order(
 
 
 def _stacked(tensors: Generator[torch.Tensor, None, None], batch_size: int) -> Iterator[torch.Tensor]:
-    """(3, h, w) tensors to (B, 3, h, w) batches."""
+    """Tensors of one shape to batches (B, ...)."""
     with closing(tensors):
         while batch := list(islice(tensors, batch_size)):
             shapes = {tuple(tensor.shape) for tensor in batch}

@@ -7,9 +7,7 @@ from PIL import Image
 
 from kalmanclip.data.identity import content_identity, image_identity
 from kalmanclip.data.images import ImageSource, LazyImage, load_image, names_itself
-
-KEEP_BYTES = 1 << 30
-"""How much memory the pixels of one training set may take; what goes beyond is decoded again every time."""
+from kalmanclip.memory import free_bytes
 
 
 class Room:
@@ -70,8 +68,15 @@ class KeptImage(LazyImage):
 
 
 def keep_decoded(
-    sources: Iterable[ImageSource], min_side: int | None = None, keep_bytes: int = KEEP_BYTES
+    sources: Iterable[ImageSource], min_side: int | None = None, keep_bytes: int | None = None
 ) -> list[ImageSource]:
-    """Return the same images, each decoded only once as long as all of them together fit into memory."""
-    room = Room(keep_bytes)
+    """Return the same images, each decoded only once as long as there is room for all of them together.
+
+    Args:
+        sources: the images.
+        min_side: as in `load_image`.
+        keep_bytes: how much memory their pixels may take; what goes beyond is decoded again every time. None: a
+            quarter of what is free.
+    """
+    room = Room(free_bytes() // 4 if keep_bytes is None else keep_bytes)
     return [KeptImage(source, min_side, room) for source in sources]

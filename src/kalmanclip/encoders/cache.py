@@ -12,9 +12,7 @@ from torch import Tensor
 
 from kalmanclip.encoders.disk_cache import FeatureCache
 from kalmanclip.encoders.towers import Activations
-
-KEEP_BYTES = 4 << 30
-"""How much memory the kept activations of one data set may take before they are recomputed instead."""
+from kalmanclip.memory import free_bytes
 
 Encode = Callable[[Sequence[int]], Generator[Activations, None, None]]
 """Positions of images to their activations, in batches (B, ...) and in that order."""
@@ -23,34 +21,50 @@ Encode = Callable[[Sequence[int]], Generator[Activations, None, None]]
 class ActivationStore:
     """The frozen prefix of N images, picked by index.
 
+    It lies where the model lies if it takes no more than half of what is free there; else in the computer's memory, by
+    the same rule; else it is computed again for every batch.
+
     Args:
         encode: positions to activations on the model's device; called once for all images, and again for every batch
             where the activations are too large to keep.
         count: N.
-        keep_bytes: the limit up to which activations are kept.
+        keep_bytes: how much they may take in each place; None: half of what is free there.
     """
 
-    def __init__(self, encode: Encode, count: int, keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(self, encode: Encode, count: int, keep_bytes: int | None = None) -> None:
         self._encode, self._count, self._limit = encode, count, keep_bytes
         self._kept: Activations | None = None
+        self._device: torch.device | None = None  # where the activations are wanted
 
     def fill(self) -> Iterator[int]:
         """Computes and keeps all activations; yields how many images are done. Stops early if they would not fit."""
-        pieces: list[Activations] = []
+        kept: Activations | None = None
         done = 0
         with closing(self._encode(range(self._count))) as batches:
             for batch in batches:
-                pieces.append(batch)
+                if kept is None:
+                    # at once for all images: pieces that are joined in the end would take the memory twice
+                    kept = self._allocated(batch)
+                    if kept is None:
+                        return
+                    self._device = batch[0].device
+                for column, rows in zip(kept, batch, strict=True):
+                    column[done : done + len(rows)] = rows
                 done += len(batch[0])
-                per_image = sum(t.nbytes for t in batch) / len(batch[0])
-                if per_image * self._count > self._limit:
-                    return
                 yield done
-        self._kept = tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+        self._kept = kept
+
+    def _allocated(self, batch: Activations) -> Activations | None:
+        """Room for the activations of all images that are like those of a batch; None if there is not enough."""
+        wanted = sum(t.nbytes for t in batch) // len(batch[0]) * self._count
+        for device in dict.fromkeys((batch[0].device, torch.device("cpu"))):
+            if wanted <= (free_bytes(device) // 2 if self._limit is None else self._limit):
+                return tuple(torch.empty(self._count, *t.shape[1:], dtype=t.dtype, device=device) for t in batch)
+        return None
 
     def __getitem__(self, indices: Tensor) -> Activations:
         if self._kept is not None:
-            return tuple(t[indices.to(t.device)] for t in self._kept)
+            return tuple(t[indices.to(t.device)].to(self._device) for t in self._kept)
         return tuple(torch.cat(column) for column in zip(*self._encode(indices.tolist()), strict=True))
 
 

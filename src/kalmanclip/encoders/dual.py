@@ -104,8 +104,11 @@ class DualEncoder(nn.Module):
         return self.backbone.tokenizer(texts).to(self.backbone.device)
 
     def merged(self) -> nn.Module:
-        """A plain open_clip model with the corrections folded into its weights; the backbone stays as it is."""
-        plain = copy.deepcopy(self.backbone.model)
+        """A plain open_clip model with the corrections folded into its weights; the backbone stays as it is.
+
+        In float32 at least: beside a weight in bfloat16 a small correction would be rounded away.
+        """
+        plain = copy.deepcopy(self.backbone.model).to(self.theta.dtype)
         twin = DualEncoder(
             Backbone(self.backbone.name, plain, self.backbone.preprocess, self.backbone.tokenizer), self.config
         )

@@ -118,7 +118,12 @@ class LowRank(nn.Module):
         """Maps x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
         if self.sink.recording:
             return _RecordedLowRank.apply(x, self.A, self.B, self)
-        return x @ (self.A.T * self.scale) @ _block_diagonal(self.B).T
+        A, wide = self.scaled(self.A.T), _block_diagonal(self.B)
+        return x @ A.to(x.dtype) @ wide.to(x.dtype).T
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """``s x``; most often s is one, and a multiplication is a launch."""
+        return x if self.scale == 1 else x * self.scale
 
 
 def _block_diagonal(B: Tensor) -> Tensor:
@@ -132,12 +137,14 @@ class _RecordedLowRank(torch.autograd.Function):
     With ``h = s A x`` and ``g`` the derivative with respect to the output, sample i contributes
     ``sum_t g_it h_it^T`` to ``B`` and ``sum_t (s B^T g_it) x_it^T`` to ``A``: two small batched products, the same work
     that ordinary backpropagation does, only not summed over the batch.
+
+    The products are computed in the tower's precision, that of ``x``; ``A``, ``B`` and the sink may have more.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, A: Tensor, B: Tensor, layer: LowRank) -> Tensor:
-        h = x @ (A.T * layer.scale)
-        wide = _block_diagonal(B)
+        h = x @ layer.scaled(A.T).to(x.dtype)
+        wide = _block_diagonal(B).to(x.dtype)
         ctx.save_for_backward(x, h, A, wide)
         ctx.layer = layer
         return h @ wide.T
@@ -146,25 +153,33 @@ class _RecordedLowRank(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, h, A, wide = ctx.saved_tensors
         layer: LowRank = ctx.layer
-        gB = grad @ (wide * layer.scale)  # (N, [t,] g r)
+        gB = grad @ layer.scaled(wide)  # (N, [t,] g r)
         if layer.sink.target is not None:
-            g = grad.unflatten(-1, (len(layer.B), -1))
-            _write_products(layer.sink.target, layer.start, x, h, g, gB)
-        return (gB @ A if ctx.needs_input_grad[0] else None), None, None, None
+            _write_products(layer.sink.target, layer.start, x, h, grad, gB, groups=len(layer.B))
+        return (gB @ A.to(gB.dtype) if ctx.needs_input_grad[0] else None), None, None, None
 
 
-def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor, gB: Tensor) -> None:
+def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor, gB: Tensor, groups: int) -> None:
     """Writes d/dA then d/dB of one layer into its slice of ``target`` ((N, n) per sample or (n,) summed)."""
     if x.dim() == 2:
         x, h, g, gB = x.unsqueeze(1), h.unsqueeze(1), g.unsqueeze(1), gB.unsqueeze(1)
     if target.dim() == 1:  # summed over the samples: they are just more tokens of one sample
         x, h, g, gB = (v.flatten(0, 1).unsqueeze(0) for v in (x, h, g, gB))
         target = target.unsqueeze(0)
-    count, _, groups, d_out = g.shape
-    r = h.shape[-1] // groups
+    count, (d_out, r) = len(x), (v.shape[-1] // groups for v in (g, h))
     size_a, size_b = gB.shape[-1] * x.shape[-1], groups * d_out * r
     part_a = target[:, start : start + size_a].view(count, gB.shape[-1], x.shape[-1])
     part_b = target[:, start + size_a : start + size_a + size_b].view(count, groups, d_out, r)
-    torch.bmm(gB.mT, x, out=part_a)
-    for k in range(groups):
-        torch.bmm(g[:, :, k].mT, h[..., k * r : (k + 1) * r], out=part_b[:, k])
+    _bmm(gB.mT, x, part_a)
+    # Each group's h against every group's g, in one product of which a group's own part is kept: there are few rows,
+    # and one launch costs more than they do. Few rows and many columns are several times faster than the transpose.
+    products = torch.bmm(h.mT, g).view(count, groups, r, groups, d_out)
+    part_b.copy_(products.diagonal(dim1=1, dim2=3).permute(0, 3, 2, 1))
+
+
+def _bmm(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``out = a b``, whatever their precisions. Products in bfloat16 are summed in float32, and rounded once."""
+    if out.dtype == a.dtype:
+        torch.bmm(a, b, out=out)
+    else:
+        out.copy_(torch.bmm(a, b))

@@ -11,7 +11,7 @@ import torch
 
 from kalmanclip.encoders.backbone import Backbone
 
-FORMAT = 1
+FORMAT = 2
 """To be raised when this package comes to compute the same product differently."""
 
 _LIBRARIES = ("torch", "torchvision", "open_clip_torch", "pillow")  # decode, resize, encode

@@ -5,6 +5,7 @@ computed at every step. The open_clip modules themselves are never changed: the 
 low-rank corrections, so one model in memory serves both the zero-shot and the tuned classifier.
 
 Activations travel as tuples of tensors, samples first, so that a batch is picked by indexing every tensor alike.
+Towers may compute in lower precision; the embeddings that leave them are in float32 at least (`unit`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from open_clip import CLIP, CustomTextCLIP
 from open_clip.modified_resnet import ModifiedResNet
-from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
+from open_clip.transformer import TextTransformer, VisionTransformer
 from torch import Tensor, nn
 
+from kalmanclip.encoders.blocks import AdaptedBlock, Read, plain_blocks, project, run
 from kalmanclip.encoders.low_rank import LowRank, LowRankConfig, RowSink
 from kalmanclip.errors import ModelError
 
 Activations = tuple[Tensor, ...]
+
+EMBEDDING = "embedding"
+"""The product (see `Tower`) of a whole frozen tower: embeddings of unit length."""
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of unit length, in float32 at least: similarities and what is learned from them need the digits."""
+    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
 
 class Tower(nn.Module):
@@ -67,18 +78,18 @@ class HeadTower(Tower):
         super().__init__()
         self._encode = encode
         self._owner = (owner,)  # in a tuple: not a submodule, its weights are not ours
-        self.product = "embedding"
+        self.product = EMBEDDING
         self.head = LowRank(width, width, config, self.sink) if config else None
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
         """The whole frozen tower, to unit-length features (N, d)."""
-        return (F.normalize(self._encode(inputs), dim=-1),)
+        return (unit(self._encode(inputs)),)
 
     def forward(self, *activations: Tensor) -> Tensor:
         """Unit-length features (N, d) to adapted unit-length embeddings."""
         (f,) = activations
-        return f if self.head is None else F.normalize(f + self.head(f), dim=-1)
+        return f if self.head is None else unit(f + self.head(f))
 
     def merge_(self) -> None:
         """Folds ``I + s B A`` into the tower's last projection."""
@@ -109,70 +120,9 @@ def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
     )
 
 
-class AdaptedBlock(nn.Module):
-    """A frozen residual attention block of open_clip plus low-rank corrections of its projections."""
-
-    def __init__(self, block: ResidualAttentionBlock, config: LowRankConfig, sink: RowSink) -> None:
-        super().__init__()
-        self._block = (block,)
-        width, mlp = block.attn.embed_dim, block.mlp.c_fc.out_features
-        self.parts = tuple(i for i, name in enumerate("qkv") if name in config.targets)
-        self.qkv = LowRank(width, width, config, sink, groups=len(self.parts)) if self.parts else None
-        self.out = LowRank(width, width, config, sink) if "out" in config.targets else None
-        self.fc = LowRank(width, mlp, config, sink) if "mlp" in config.targets else None
-        self.proj = LowRank(mlp, width, config, sink) if "mlp" in config.targets else None
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(N, tokens, width) to the same shape."""
-        block = self._block[0]
-        x = x + block.ls_1(self._attention(block.ln_1(x), mask))
-        return x + block.ls_2(self._mlp(block.ln_2(x)))
-
-    def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        attn = self._block[0].attn
-        qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-        if self.qkv is not None:
-            delta = self.qkv(x)
-            if len(self.parts) == 3:
-                qkv = qkv + delta
-            else:
-                pieces = list(qkv.chunk(3, -1))
-                for part, piece in zip(self.parts, delta.chunk(len(self.parts), -1), strict=True):
-                    pieces[part] = pieces[part] + piece
-                qkv = torch.cat(pieces, -1)
-        q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return _project(attn.out_proj, self.out, y.transpose(1, 2).flatten(2))
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        mlp = self._block[0].mlp
-        return _project(mlp.c_proj, self.proj, mlp.gelu(_project(mlp.c_fc, self.fc, x)))
-
-    def merge_(self) -> None:
-        """Adds the corrections to the block's weights, in place."""
-        block = self._block[0]
-        width = block.attn.embed_dim
-        with torch.no_grad():
-            for k, part in enumerate(self.parts):
-                assert self.qkv is not None
-                block.attn.in_proj_weight[part * width : (part + 1) * width] += self.qkv.delta(k)
-            for linear, layer in (
-                (block.attn.out_proj, self.out),
-                (block.mlp.c_fc, self.fc),
-                (block.mlp.c_proj, self.proj),
-            ):
-                if layer is not None:
-                    linear.weight += layer.delta()
-
-
-def _project(linear: nn.Linear, layer: LowRank | None, x: Tensor) -> Tensor:
-    y = F.linear(x, linear.weight, linear.bias)
-    return y if layer is None else y + layer(x)
-
-
 def _cut(blocks: nn.ModuleList, config: LowRankConfig) -> int:
     """Index of the first adapted block."""
-    if not all(type(b) is ResidualAttentionBlock for b in blocks):
+    if not plain_blocks(blocks):
         raise ModelError(
             f"Low-rank parameters inside blocks of type {type(blocks[0]).__name__} are not supported. "
             "Use placement='head', which works for every model."
@@ -188,7 +138,7 @@ class TransformerTower(Tower):
     def __init__(self, blocks: nn.ModuleList, config: LowRankConfig) -> None:
         super().__init__()
         cut = _cut(blocks, config)
-        self._frozen_blocks = list(blocks[:cut])
+        self._frozen_blocks = [AdaptedBlock(b) for b in blocks[:cut]]  # in a plain list: not ours to learn
         self.product = f"tokens after {cut} blocks"
         self.blocks = nn.ModuleList(AdaptedBlock(b, config, self.sink) for b in blocks[cut:])
 
@@ -217,11 +167,37 @@ class ImageTransformerTower(TransformerTower):
     def forward(self, *activations: Tensor) -> Tensor:
         """(N, tokens, width) to unit-length embeddings (N, d)."""
         (x,) = activations
-        for block in self.blocks:
-            x = block(x)
         visual = self._visual[0]
-        pooled, _ = visual._pool(x)
-        return F.normalize(pooled if visual.proj is None else pooled @ visual.proj, dim=-1)
+        return unit(_finish(visual, run(list(self.blocks), x, None, _class_token(visual))))
+
+
+def _class_token(visual: VisionTransformer) -> Read | None:
+    """Picks the token that the embedding is read from, where it is a single one."""
+    return (lambda x: x[:, :1]) if visual.pool_type == "tok" and visual.attn_pool is None else None
+
+
+def _finish(visual: VisionTransformer, x: Tensor) -> Tensor:
+    """Pool and projection: (N, tokens, width) to (N, d)."""
+    pooled, _ = visual._pool(x)
+    return pooled if visual.proj is None else pooled @ visual.proj
+
+
+class ImageEncoder:
+    """The image half of an open_clip model: what its `encode_image` computes, sooner where that can be."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        visual = model.visual
+        plain = type(model) in (CLIP, CustomTextCLIP) and type(visual) is VisionTransformer
+        plain = plain and plain_blocks(visual.transformer.resblocks)
+        self._blocks = [AdaptedBlock(block) for block in visual.transformer.resblocks] if plain else None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Frozen embeddings (N, d), not normalised, of preprocessed images (N, 3, h, w)."""
+        if self._blocks is None:
+            return self.model.encode_image(images)
+        visual = self.model.visual
+        return _finish(visual, run(self._blocks, visual._embeds(images), None, _class_token(visual)))
 
 
 class ResNetTower(Tower):
@@ -256,7 +232,7 @@ class ResNetTower(Tower):
         k = self._adapt("k", pool.k_proj, x).unflatten(-1, heads).transpose(1, 2)
         v = self._adapt("v", pool.v_proj, x).unflatten(-1, heads).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return F.normalize(self._adapt("c", pool.c_proj, y)[:, 0], dim=-1)
+        return unit(self._adapt("c", pool.c_proj, y)[:, 0])
 
     def _layer(self, name: str) -> LowRank | None:
         layer = self.pool[name] if name in self.pool else None  # noqa: SIM401  (a ModuleDict has no `get`)
@@ -264,7 +240,7 @@ class ResNetTower(Tower):
         return layer
 
     def _adapt(self, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-        return _project(linear, self._layer(name), x)
+        return project(linear, self._layer(name), x)
 
     def merge_(self) -> None:
         """Adds the corrections to the attention pool's weights."""
@@ -273,6 +249,11 @@ class ResNetTower(Tower):
                 layer = self._layer(name)
                 assert layer is not None
                 getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
+
+
+def reading(position: Tensor) -> Read:
+    """Picks one token of each text, at the positions (N,)."""
+    return lambda x: x[torch.arange(len(x), device=x.device), position].unsqueeze(1)
 
 
 class TextEncoder:
@@ -306,7 +287,7 @@ class TextEncoder:
         x, position = self.embed(tokens)
         for block in self.blocks:
             x = block(x, attn_mask=self.mask(x))
-        return self.finish(x, position)
+        return self.finish(reading(position)(x))
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -333,9 +314,9 @@ class TextEncoder:
         x = self.owner.token_embedding(tokens) + self.owner.positional_embedding[: tokens.shape[1]]
         return x, position
 
-    def finish(self, x: Tensor, position: Tensor) -> Tensor:
-        """Pool, final norm, projection: (N, L', width) to (N, d)."""
-        pooled = self.owner.ln_final(x[torch.arange(len(x), device=x.device), position])
+    def finish(self, x: Tensor) -> Tensor:
+        """Final norm and projection: the tokens that are read (N, 1, width) to (N, d)."""
+        pooled = self.owner.ln_final(x[:, 0])
         projection = self.owner.text_projection
         if projection is None:
             return pooled
@@ -358,24 +339,23 @@ class TextTransformerTower(TransformerTower):
     def prefix(self, inputs: Tensor) -> Activations:
         """Tokens (N, L) to (N, L', width) after the frozen blocks, and the reading positions (N,)."""
         x, position = self._text.embed(inputs)
+        mask = self._text.mask(x)
         for block in self._frozen_blocks:
-            x = block(x, attn_mask=self._text.mask(x))
+            x = block(x, mask)
         return x, position
 
     def forward(self, *activations: Tensor) -> Tensor:
         """(N, L', width) and positions (N,) to unit-length embeddings (N, d)."""
         x, position = activations
-        mask = self._text.mask(x)
-        for block in self.blocks:
-            x = block(x, mask)
-        return F.normalize(self._text.finish(x, position), dim=-1)
+        x = run(list(self.blocks), x, self._text.mask(x), reading(position))
+        return unit(self._text.finish(x))
 
 
 def build_image_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
     """The image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
     visual = model.visual
     if "image" not in config.towers or config.placement == "head":
-        return HeadTower(model.encode_image, visual, width, config if "image" in config.towers else None)
+        return HeadTower(ImageEncoder(model), visual, width, config if "image" in config.towers else None)
     if isinstance(visual, VisionTransformer):
         return ImageTransformerTower(visual, config)
     if isinstance(visual, ModifiedResNet):

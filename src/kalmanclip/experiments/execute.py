@@ -17,6 +17,7 @@ from kalmanclip.data.shift import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
 from kalmanclip.experiments.environment import code_version, environment
+from kalmanclip.experiments.models import split_precision
 from kalmanclip.experiments.places import without_places
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
@@ -32,7 +33,9 @@ FORMAT = 1
 @lru_cache(maxsize=1)
 def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
     """The backbone of that name, kept for the next run of this process."""
-    return replace(load_backbone(name, device), cache=None if cache is None else FeatureCache(cache))
+    name, precision = split_precision(name)
+    backbone = load_backbone(name, device, precision)
+    return replace(backbone, cache=None if cache is None else FeatureCache(cache))
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
-from kalmanclip.encoders.towers import TextEncoder
+from kalmanclip.encoders.towers import TextEncoder, reading
 from kalmanclip.errors import ConfigError, ModelError
 from kalmanclip.methods.base import Needs, Progress
 from kalmanclip.methods.features import FeatureMethod, augmented_features, labels_of, unit
@@ -95,7 +95,7 @@ class Prompts:
         x = torch.cat([x[:, :1], words.expand(len(x), -1, -1), x[:, 1 + M :]], dim=1)
         for block in self.text.blocks:
             x = block(x, attn_mask=self.text.mask(x))
-        return unit(self.text.finish(x, self._position))
+        return unit(self.text.finish(reading(self._position)(x)))
 
 
 class CoOp(FeatureMethod):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -19,13 +18,14 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.data.kept import keep_decoded
 from kalmanclip.encoders import Activations, Backbone, DualEncoder
 from kalmanclip.encoders.cache import ActivationStore, through_cache
+from kalmanclip.encoders.preprocess import Preprocess
 from kalmanclip.encoders.product import describe_product
-from kalmanclip.encoders.towers import TextEncoder
+from kalmanclip.encoders.towers import EMBEDDING, ImageEncoder, TextEncoder, unit
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods.base import Needs, Progress, silent
 
 ENCODE_BATCH = 64
-"""Images per forward pass where no derivatives are needed."""
+"""Images that are read, encoded and cached together where no derivatives are needed."""
 
 
 class RandomCrop:
@@ -57,12 +57,16 @@ class RandomCrop:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """One picture's crop in this pass, preprocessed."""
+        return self.backbone.preprocess(self.cut(image))
+
+    def cut(self, image: Image.Image) -> Image.Image:
+        """One picture's crop in this pass, in the network's resolution."""
         generator = random.Random(f"{self.key}:{zlib.crc32(image.tobytes())}")
         side = self.backbone.image_size
         crop = image.resize((side, side), Image.Resampling.BICUBIC, box=self._box(image.size, generator))
         if generator.random() < 0.5:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return self.backbone.preprocess(crop)
+        return crop
 
     def _box(self, size: tuple[int, int], generator: random.Random) -> tuple[int, int, int, int]:
         """Left, upper, right, lower: a random area and log-uniform ratio, or the largest centre crop if none fits."""
@@ -89,9 +93,19 @@ def decoded(
     numbers: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
     """Preprocessed batches (B, 3, h, w) on the model's device: centre crops, or random ones."""
-    min_side, transform = _min_side(backbone, crop), crop or backbone.preprocess
-    for batch in image_batches(sources, transform, batch_size, min_side=min_side, numbers=numbers):
-        yield batch.to(backbone.device, backbone.dtype)
+    preprocess, min_side = backbone.preprocess, _min_side(backbone, crop)
+    # a preprocessing of the user's own may have one part only
+    pixels, finish = preprocess, None
+    if isinstance(preprocess, Preprocess):
+        pixels, finish = preprocess.pixels, preprocess.finish
+
+    def prepare(image: Image.Image) -> Tensor:
+        return pixels(image if crop is None else crop.cut(image))
+
+    ahead = backbone.device.type != "cpu"  # threads that decode would only disturb those that encode
+    for batch in image_batches(sources, prepare, batch_size, min_side=min_side, numbers=numbers, ahead=ahead):
+        moved = batch.to(backbone.device)
+        yield (moved if finish is None else finish(moved)).to(backbone.dtype)
 
 
 def _min_side(backbone: Backbone, crop: RandomCrop | None) -> int:
@@ -151,16 +165,16 @@ def image_features(
 ) -> Tensor:
     """Unit-length embeddings (N, d) of N images by the frozen image tower; float32 at least. Cached as in `encoded`."""
 
+    encode_image = ImageEncoder(backbone.model)
+
     @torch.no_grad()
     def embed(batch: Tensor) -> Activations:
-        return (unit(backbone.model.encode_image(batch)),)
+        return (unit(encode_image(batch)),)
 
     sources = list(images)
-    # the prefix of a tower with parameters on its embedding is the same, unless it is of lower precision
-    product = "embedding" if unit_dtype(backbone.dtype) == backbone.dtype else "embedding in float32"
     rows: list[Tensor] = []
     done = 0
-    for (f,) in encoded(backbone, sources, product, embed, crop, keep):
+    for (f,) in encoded(backbone, sources, EMBEDDING, embed, crop, keep):
         rows.append(f)
         done += len(f)
         progress("reading images", done, len(sources))
@@ -174,16 +188,6 @@ def text_weights(backbone: Backbone, class_names: Sequence[str], templates: Sequ
     tokens = backbone.tokenizer(prompts).to(backbone.device)
     t = torch.cat([unit(TextEncoder(backbone.model)(part)) for part in tokens.split(4 * ENCODE_BATCH)])
     return unit(t.unflatten(0, (-1, len(templates))).mean(dim=1))
-
-
-def unit(x: Tensor) -> Tensor:
-    """Rows of unit length, in float32 at least: softmax regression in half precision helps nobody."""
-    return F.normalize(x.to(unit_dtype(x.dtype)), dim=-1)
-
-
-def unit_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of `unit`."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def augmented_features(

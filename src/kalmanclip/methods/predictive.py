@@ -16,7 +16,6 @@ from torch.func import functional_call
 from kalmanclip.encoders import Activations
 from kalmanclip.encoders.dual import averaged_prompts
 from kalmanclip.encoders.tangents import SimilarityTangents
-from kalmanclip.methods.features import unit_dtype
 from kalmanclip.prediction import LogitGaussian
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ the embeddings a draw costs next to nothing, inside the towers each costs twice 
 
 def precise(embeddings: Tensor) -> Tensor:
     """Embeddings in float32 at least, as class residuals are learned."""
-    return embeddings.to(unit_dtype(embeddings.dtype))
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
 
 
 def linearised(method: KalmanClassifier, temper: bool = True) -> Callable[[Activations], LogitGaussian]:
