@@ -6,6 +6,7 @@
 - *cost per parameter*, relative to a million of them: linear in n if it stays at one.
 - *m x m part*: a whole step of the filter whose H has hardly any columns, over one with a million: what does not
   depend on n.
+- *reference / fast path*: the same step by Algorithm 1 line for line.
 - *memory*: what a step takes at its peak, H included, over `predicted`, the formula in the documentation.
 
     python -m benchmarks.update [--rounds 15] [--device cpu]
@@ -87,11 +88,11 @@ def _numbers(n: int, m: int, device: str) -> tuple[Tensor, ...]:
     return mu, s, H, torch.eye(m, device=device), e, lam, ok
 
 
-def _step(n: int, m: int, device: str) -> Callable[[], Step]:
+def _step(n: int, m: int, device: str, reference: bool = False) -> Callable[[], Step]:
     """A whole step of the filter, with an H that lies ready."""
     mu, _, H, *_ = _numbers(n, m, device)
     H *= n**-0.5
-    kalman_filter = KalmanFilter(make_belief("diagonal", mu, 1e-4))
+    kalman_filter = KalmanFilter(make_belief("diagonal", mu, 1e-4), reference=reference)
     seen = Observation(torch.ones(m, device=device), torch.zeros(m, device=device), H)
     return lambda: kalman_filter.step(lambda mean: seen)
 
@@ -101,11 +102,16 @@ def _small_part(options: Options) -> list[Row]:
     n = 10**5 if options.quick else REFERENCE
     for m in ROWS[:2] if options.quick else ROWS:
         steps = {"small": _step(16, m, options.device), "whole": _step(n, m, options.device)}
+        if m == M:
+            steps["reference"] = _step(n, m, options.device, reference=True)
         taken = seconds(steps, options, LEAST if not options.quick else 0)
         note = f"whole step {1000 * taken['whole'].median():.2f} ms, of which {1000 * taken['small'].median():.2f}"
         bound = NEGLIGIBLE if options.device == "cpu" else None  # on a GPU this is launches; see `step`
         what = f"m x m part of a step, m = {m}, n = {n:,}"
         lines.append(row("update", what, taken["small"] / taken["whole"], bound=bound, note=note))
+        if "reference" in taken:
+            what = f"reference / fast path, whole step, m = {m}, n = {n:,}"
+            lines.append(row("update", what, taken["reference"] / taken["whole"]))
     return lines
 
 
@@ -113,13 +119,16 @@ def predicted(n: int, m: int, device: str) -> int:
     """Bytes at the peak of a step beyond the state (mu, s and R): H, and what the passes over it need.
 
     4 (m n + 2 c m + c + 6 m^2), with c the columns of a chunk: two chunks of the gain and a factor for each column. The
-    kernels of a GPU need no chunks; each of their P programs has its own sum: 4 (m n + P m^2 + 6 m^2).
+    kernels of a GPU need no chunks; each of their P programs has its own sum: 4 (m n + P m^2 + 6 m^2). Where only the
+    projection is a kernel (more than 16 targets), one chunk is enough: 4 (m n + c (m + 2) + 6 m^2).
     """
     H, small = 4 * m * n, 6 * 4 * m * m
-    if device != "cpu" and m <= fused.UPDATE_ROWS:
-        return H + small + 4 * m * m * PROGRAMS * torch.cuda.get_device_properties(0).multi_processor_count
     columns = min(n, max(1, fused.CHUNK[device] // m))
-    return H + small + 4 * columns * (2 * m + 1)
+    if device == "cpu" or m > fused.PROJECT_ROWS:
+        return H + small + 4 * columns * (2 * m + 1)
+    if m > fused.UPDATE_ROWS:
+        return H + small + 4 * columns * (m + 2)
+    return H + small + 4 * m * m * PROGRAMS * torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def _memory(options: Options) -> list[Row]:
