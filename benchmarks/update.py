@@ -30,7 +30,6 @@ COPY = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Numbers in the tensor that is copied: far more than any cache holds."""
 LARGE = 10**7  # from here on a GPU is busy long enough that launching does not count
 SHARE, LINEAR, NEGLIGIBLE, EXACT = 0.6, 1.1, 0.1, 1.01
-PROGRAMS = 8  # of the projection, on each processor of a GPU
 LEAST = 5e-3  # seconds in one timing
 
 
@@ -128,7 +127,11 @@ def predicted(n: int, m: int, device: str) -> int:
         return H + small + 4 * columns * (2 * m + 1)
     if m > fused.UPDATE_ROWS:
         return H + small + 4 * columns * (m + 2)
-    return H + small + 4 * m * m * PROGRAMS * torch.cuda.get_device_properties(0).multi_processor_count
+    from kalmanclip.filtering import kernels
+
+    return (
+        H + small + 4 * m * m * kernels._PROJECT["programs"] * torch.cuda.get_device_properties(0).multi_processor_count
+    )
 
 
 def _memory(options: Options) -> list[Row]:

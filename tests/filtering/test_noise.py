@@ -185,3 +185,22 @@ def test_a_state_of_the_other_structure_is_refused():
 def test_bad_options(options):
     with pytest.raises(ConfigError):
         NoiseConfig(**options)
+
+
+@pytest.mark.parametrize("structure", ["full", "exchangeable"])
+def test_the_noise_changes_nobody_elses_tensors(structure):
+    """It is updated in place: what it was made from, and what it has told, stay as they were."""
+    config = NoiseConfig(structure=structure)
+    R = torch.eye(3, dtype=torch.float64)
+    first = ObservationNoise(config)
+    first.accept(R)
+    state = first.state_dict()
+    told, kept = first.R, {name: t.clone() for name, t in state.items()}
+    second = ObservationNoise.from_state(config, state)
+    for noise in (first, second):
+        noise.accept(5 * R)
+        noise.accept(7 * torch.eye(4, dtype=torch.float64))
+        noise.accept(9 * torch.eye(4, dtype=torch.float64))
+    assert torch.equal(R, torch.eye(3, dtype=torch.float64))
+    assert torch.equal(told, R)
+    assert all(torch.equal(state[name], t) for name, t in kept.items())

@@ -22,7 +22,7 @@ from kalmanclip.cli.common import (
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.learned import about
 from kalmanclip.cli.options import build_config
-from kalmanclip.cli.ranks import first, restarted, working_together
+from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.cli.screen import bars, command_line, facts, note, percent, say, size_of, some, suggest, waiting
 from kalmanclip.cli.training import Material, fingerprint, read_material
 from kalmanclip.config import to_dict
@@ -197,7 +197,8 @@ def fit(
 
             labelled, held = hold_out(labelled, calibrate, options.seed)
         images, seen = _choose(material, labelled, shots, options.seed, before)
-    check_device(device)
+    if not several():  # each of several has a device of its own
+        check_device(device)
     check_precision(precision)
 
     writing = writable_folder(output) if first() else nullcontext()

@@ -55,7 +55,7 @@ def require_same_options(
 
     ``noted`` are those that the adapter's notes have, by name.
     """
-    notes = before.get("notes", {})
+    notes = {"precision": "float32"} | before.get("notes", {})  # older adapters were all fitted in that
     if "epochs_done" not in notes:
         raise ConfigError(
             "This adapter does not say how far its fit came (it was not saved by `kalmanclip fit`). "

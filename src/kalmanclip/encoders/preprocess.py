@@ -51,7 +51,8 @@ class Preprocess:
         """The second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
         if not self._in_two or batch.dtype != torch.uint8:
             return batch
-        x = batch.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        x = batch.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        x.div_(torch.tensor(255.0, device=x.device))  # by a Python number a GPU multiplies with a rounded inverse
         step: Any = self._normalize
         mean, std = (torch.tensor(values, device=x.device).view(-1, 1, 1) for values in (step.mean, step.std))
         return x.sub_(mean).div_(std)

@@ -26,6 +26,7 @@ from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.memory import share_with
 from kalmanclip.process import keep_freed_memory, sleep_while_waiting
 
 Arguments = tuple[Run, Source, str, str | None, str | None]
@@ -155,6 +156,7 @@ def prepare(threads: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     keep_freed_memory()
+    share_with((os.cpu_count() or 1) // max(1, threads))
     logging.getLogger().setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 

@@ -38,30 +38,32 @@ class CapturedStep:
         self.kalman = kalman
         self._inputs = tuple(t.clone() for t in inputs)
         belief = kalman.belief
-        if not (isinstance(belief, Diagonal) and belief.mean.is_cuda):
-            raise ConfigError("only steps of a diagonal belief on a CUDA device can be captured")
-        self._state = self._tensors()
+        # not one of several processes: what they tell each other cannot be captured
+        if type(belief) is not Diagonal or not belief.mean.is_cuda or kalman.reference:
+            raise ConfigError("only fast steps of a diagonal belief on a CUDA device can be captured")
+        self._device = belief.mean.device
+        self._state, self._settings = self._tensors(), self._options()
         kept = [t.clone() for t in self._state]
-
-        def launch() -> tuple[Observation, Tensor | None]:
-            return kalman.launch(lambda mean: observe(mean, *self._inputs))
-
-        stream = torch.cuda.Stream(belief.mean.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    _, numbers = launch()
-                    if numbers is None:
-                        raise ConfigError("take a plain step with such a batch first: it sets the noise")
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._seen, self._numbers = launch()
+            with torch.cuda.device(self._device):
+                self._capture(lambda mean: observe(mean, *self._inputs))
         finally:
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize(self._device)
             for now, before in zip(self._state, kept, strict=True):
                 now.copy_(before)
+
+    def _capture(self, observe: Callable[[Tensor], Observation]) -> None:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                _, numbers = self.kalman.launch(observe)
+                if numbers is None:
+                    raise ConfigError("take a plain step with such a batch first: it sets the noise")
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._seen, self._numbers = self.kalman.launch(observe)
 
     def __call__(self, *inputs: Tensor) -> Step:
         """Take one step; inputs as when it was captured.
@@ -76,16 +78,26 @@ class CapturedStep:
                     f"{tuple(given.shape)} and {given.dtype}: take a plain step instead"
                 )
         if not self.current:
-            raise ConfigError("the belief or the noise was replaced since the step was captured: capture it again")
+            raise ConfigError(
+                "the belief, the noise or their options were replaced since the step was captured: capture it again"
+            )
         for static, given in zip(self._inputs, inputs, strict=True):
             static.copy_(given, non_blocking=True)
-        return self.kalman.complete(self._replay)
+        with torch.cuda.device(self._device):
+            return self.kalman.complete(self._replay)
 
     @property
     def current(self) -> bool:
-        """Whether the filter still has the state that was captured."""
+        """Whether the filter still has the state and the options that were captured."""
         now = self._tensors()
-        return len(now) == len(self._state) and all(a is b for a, b in zip(now, self._state, strict=True))
+        same = len(now) == len(self._state) and all(a is b for a, b in zip(now, self._state, strict=True))
+        return same and self._options() == self._settings
+
+    def _options(self) -> tuple[object, ...]:
+        """All that is not a tensor and that a step depends on."""
+        belief = self.kalman.belief
+        assert isinstance(belief, Diagonal)
+        return self.kalman.config, self.kalman.noise.config, belief.update, self.kalman.reference
 
     def _tensors(self) -> list[Tensor]:
         """All tensors that a step changes."""

@@ -24,7 +24,7 @@ class Diagonal(Belief, kind="diagonal"):
 
     Attributes:
         mean: mu (n,).
-        s: the variances (n,), all positive.
+        s: the variances (n,), all positive; like the mean updated in place and never replaced.
         update: "covariance" or "precision".
     """
 

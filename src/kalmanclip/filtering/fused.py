@@ -30,7 +30,7 @@ def project(H: Tensor, s: Tensor) -> Tensor:
         H: (m, n).
         s: (n,).
     """
-    kernels = _kernels(H, PROJECT_ROWS)
+    kernels = _kernels(PROJECT_ROWS, H, s)
     if kernels is not None:
         projected: Tensor = kernels.project(H, s)
         return projected
@@ -60,7 +60,7 @@ def update(
     Returns:
         The squared Frobenius norm of K, a 0-d tensor.
     """
-    kernels = _kernels(H, UPDATE_ROWS)
+    kernels = _kernels(UPDATE_ROWS, H, mu, s)
     if kernels is not None:
         squared: Tensor = kernels.update(mu, s, H, S_inv, e, lam, R_inv, ok)
         return squared
@@ -80,9 +80,10 @@ def update(
     return gain
 
 
-def _kernels(H: Tensor, rows: int) -> ModuleType | None:
-    """The kernels, if they take this Jacobian (m, n) and can be built here."""
-    if not (H.is_cuda and H.dtype == torch.float32 and H.shape[0] <= rows and H.stride(1) == 1):
+def _kernels(rows: int, H: Tensor, *vectors: Tensor) -> ModuleType | None:
+    """The kernels, if they take this Jacobian (m, n) and these vectors (n,), and can be built here."""
+    fits = H.is_cuda and H.dtype == torch.float32 and H.shape[0] <= rows
+    if not (fits and all(t.stride(-1) == 1 for t in (H, *vectors))):
         return None
     return _built(H.device)
 

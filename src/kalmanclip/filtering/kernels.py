@@ -11,7 +11,7 @@ Only `kalmanclip.filtering.fused` imports this file, and only on a GPU: Triton i
 """
 
 # Triton has no types, and its own grammar
-# mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, import-untyped, import-not-found, untyped-decorator"
 
 import torch
 import triton
@@ -29,7 +29,8 @@ def project(H: Tensor, s: Tensor) -> Tensor:
     B = max(16, _PROJECT["elements"] // M)
     P = min(-(-n // B), _PROJECT["programs"] * _processors(H.device))
     sums = H.new_empty(P, m, m)
-    _project[(P,)](H, s, sums, m, n, H.stride(0), M=M, B=B, P=P, num_warps=_PROJECT["num_warps"])
+    with torch.cuda.device_of(H):  # Triton launches on the current device, whatever it is given
+        _project[(P,)](H, s, sums, m, n, H.stride(0), M=M, B=B, P=P, num_warps=_PROJECT["num_warps"])
     return sums.sum(0)
 
 
@@ -43,10 +44,11 @@ def update(
     sums = H.new_zeros(P)
     limits = torch.finfo(H.dtype)
     shrink = (S_inv if R_inv is None else R_inv).contiguous()
-    _update[(P,)](
-        mu, s, H, S_inv @ e, shrink, S_inv @ S_inv, lam, ok, sums, n, H.stride(0), limits.eps, limits.tiny,
-        BY_PRECISION=R_inv is not None, m=m, B=B, P=P, num_warps=_UPDATE["num_warps"],
-    )  # fmt: skip
+    with torch.cuda.device_of(H):
+        _update[(P,)](
+            mu, s, H, S_inv @ e, shrink, S_inv @ S_inv, lam, ok, sums, n, H.stride(0), limits.eps, limits.tiny,
+            BY_PRECISION=R_inv is not None, m=m, B=B, P=P, num_warps=_UPDATE["num_warps"],
+        )  # fmt: skip
     return sums.sum()
 
 

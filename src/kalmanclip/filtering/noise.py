@@ -107,8 +107,8 @@ class ObservationNoise(Noise):
 
     @property
     def R(self) -> Tensor | None:
-        """The noise (M, M) for the largest batch seen so far; `None` before the first."""
-        return None if self.memory is None else self.memory.block(self.memory.size)
+        """A copy of the noise (M, M) for the largest batch seen so far; `None` before the first."""
+        return None if self.memory is None else self.memory.block(self.memory.size).clone()
 
     def previous(self, e: Tensor) -> Tensor:
         """Return R_{k-1} (m, m); before the first accepted batch, R_0."""
@@ -199,7 +199,7 @@ class _Full:
         """
         m = R_k.shape[0]
         if m > self.size:
-            self.R = R_k
+            self.R = R_k.clone()
             return
         if m < self.size:
             R = self.R.clone()
@@ -217,7 +217,7 @@ class _Full:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "_Full":
-        return cls(state["R"])
+        return cls(state["R"].clone())
 
 
 class _Exchangeable:
@@ -261,7 +261,7 @@ class _Exchangeable:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "_Exchangeable":
-        return cls(state["a"], state["b"], int(state["size"]))
+        return cls(state["a"].clone(), state["b"].clone(), int(state["size"]))
 
 
 def _replace(old: Tensor, new: Tensor, ok: Tensor | None) -> None:

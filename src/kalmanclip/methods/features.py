@@ -29,7 +29,7 @@ ENCODE_BATCH = 64
 
 
 class RandomCrop:
-    """Random resized crop and horizontal flip, then the backbone's own preprocessing: PIL image to (3, h, w).
+    """Random resized crop and horizontal flip, at the backbone's resolution.
 
     What is random depends on the seed, the pass and the picture alone: decoding in threads cannot change it.
 
@@ -54,10 +54,6 @@ class RandomCrop:
     def min_side(self) -> int:
         """Decoding may shrink a picture down to this: the smallest crop still has the network's resolution."""
         return math.ceil(self.backbone.image_size / math.sqrt(self.scale[0]))
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """One picture's crop in this pass, preprocessed."""
-        return self.backbone.preprocess(self.cut(image))
 
     def cut(self, image: Image.Image) -> Image.Image:
         """One picture's crop in this pass, in the network's resolution."""

@@ -95,7 +95,8 @@ class Kalman(KalmanClassifier):
             raise DataError("There are no images to learn from.")
         if self.ranks is not None:
             require_shareable(self.config)
-            require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels)
+            names = [image_identity(source) for source in images.sources]
+            require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels, names)
         if "low_rank" not in self.config.parameters:
             return self._views(images.sources, progress)
         if self.ranks is not None:
@@ -171,22 +172,11 @@ class Kalman(KalmanClassifier):
     ) -> list[Step]:
         """The passes of the filter; after the last, the caller tells ``after_epoch``."""
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
-        size = self.config.batch_size
-        steps = epochs * math.ceil(len(labels) / size)
+        steps = epochs * math.ceil(len(labels) / self.config.batch_size)
         records: list[Step] = []
         take: Stepper | SharedStepper | None = None
         for epoch in range(epochs):
-            for batch in self._order(len(labels)).split(size):
-                shown = store[self._share(batch)], labels[batch]
-                if self.filter is None:
-                    self.filter = self._prior(*shown)
-                take = take or self._stepper(self.filter)
-                records.append(take(*shown))
-                self.history.append(records[-1])
-                progress("filtering", len(records), steps)
-            if isinstance(take, SharedStepper):
-                take.close()  # between passes the belief is whole: to be saved, or to predict with
-                take = None
+            take = self._pass(store, labels, records, steps, take, progress)
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
@@ -196,6 +186,34 @@ class Kalman(KalmanClassifier):
             if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
         return records
+
+    def _pass(
+        self,
+        store: ActivationStore,
+        labels: Tensor,
+        records: list[Step],
+        steps: int,
+        take: Stepper | SharedStepper | None,
+        progress: Progress,
+    ) -> Stepper | SharedStepper | None:
+        """One pass over the images; adds to ``records``, and returns what takes the steps of the next one, if known."""
+        try:
+            for batch in self._order(len(labels)).split(self.config.batch_size):
+                shown = store[self._share(batch)], labels[batch]
+                if self.filter is None:
+                    self.filter = self._prior(*shown)
+                take = take or self._stepper(self.filter)
+                records.append(take(*shown))
+                self.history.append(records[-1])
+                progress("filtering", len(records), steps)
+        except BaseException:
+            if isinstance(take, SharedStepper):
+                self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
+            raise
+        if not isinstance(take, SharedStepper):
+            return take
+        take.close()  # between passes the belief is whole: to be saved, or to predict with
+        return None
 
     def _order(self, count: int) -> Tensor:
         """A fresh order for each pass, fixed by the seed and by how far the filter has come (resuming repeats it)."""

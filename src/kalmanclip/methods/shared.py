@@ -16,7 +16,6 @@ from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.cache import ActivationStore, Encode
 from kalmanclip.errors import ConfigError, KalmanClipError, RankError
 from kalmanclip.filtering import KalmanFilter, Observation, Ranks, Step
-from kalmanclip.filtering.ranks import local_size
 from kalmanclip.filtering.sharded import sharding
 from kalmanclip.memory import free_bytes
 from kalmanclip.methods.base import Progress
@@ -122,12 +121,11 @@ def shared_activations(
 ) -> ActivationStore:
     """`kalmanclip.methods.features.activation_store`, with every rank encoding its share.
 
-    Every rank keeps the activations of all images, where half of its device's free memory is enough for them.
+    Every rank keeps the activations of all images, where a quarter of its share of the free memory is enough for them:
+    while they are exchanged they are there more than twice.
     """
     device = encoder.backbone.device
-    room = free_bytes(device) // 2
-    if device.type == "cpu":
-        room //= local_size()
+    room = free_bytes(device) // 4
 
     def encode(part: range) -> tuple[Tensor, ...]:
         batches: list[Activations] = []

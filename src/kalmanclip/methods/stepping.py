@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import torch
 from torch import Tensor
 
 from kalmanclip.encoders import Activations, DualEncoder
@@ -37,38 +36,40 @@ class Stepper:
     ) -> None:
         self.encoder, self.kalman, self.likelihood = encoder, kalman, likelihood
         self.texts, self.templates = texts, templates
-        self._captured: dict[tuple[torch.Size, ...], CapturedStep] = {}
-        self._capture = capture and encoder.theta.is_cuda and likelihood.fixed and isinstance(kalman.belief, Diagonal)
+        self._captured: CapturedStep | None = None
+        self._size: int | None = None  # of the first batch: a shorter one, the last, is not worth a graph
+        self._capture = (
+            capture
+            and encoder.theta.is_cuda
+            and likelihood.fixed
+            and type(kalman.belief) is Diagonal
+            and not kalman.reference
+        )
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
         """One step on activations of B images with labels (B,), best on the CPU."""
-        if self._capture and self.kalman.steps:  # the first step sets the noise
+        if self._capture and len(labels) == self._size:
             step = self._replayed(images, labels)
             if step is not None:
                 return step
+        self._size = self._size or len(labels)  # the first step is a plain one: it sets the noise
         seen = self._compared(labels, fill=False)
         return self.kalman.step(lambda mean: self._observe(images, seen))
 
     def _replayed(self, images: Activations, labels: Tensor) -> Step | None:
-        """The step by a graph; None where there is none for such batches."""
-        inputs = (
-            *images,
-            *(t for t in self._compared(labels, fill=True).to(self.encoder.theta.device) if t is not None),
-        )
-        shapes = tuple(t.shape for t in inputs)
-        captured = self._captured.get(shapes)
-        if captured is None or not captured.current:
-            if len(self._captured) >= 1 and captured is None:  # an odd last batch: not worth a graph of its own
-                return None
+        """The step by a graph; None where there cannot be one."""
+        device = self.encoder.theta.device
+        inputs = (*images, *(t for t in self._compared(labels, fill=True).to(device) if t is not None))
+        if self._captured is None or not self._captured.current:
             try:
-                captured = CapturedStep(self.kalman, self._observe_inputs, inputs)
-            except (ConfigError, RuntimeError) as problem:  # RuntimeError: something in this model cannot be captured
-                self._capture = False
-                if not isinstance(problem, ConfigError):
-                    warnings.warn(f"Going on without captured steps: {problem}", RuntimeWarning, stacklevel=2)
+                self._captured = CapturedStep(self.kalman, self._observe_inputs, inputs)
+            except ConfigError:  # not yet: the first step was refused
                 return None
-            self._captured[shapes] = captured
-        return captured(*inputs)
+            except RuntimeError as problem:  # something in this model cannot be captured
+                self._capture = False
+                warnings.warn(f"Going on without captured steps: {problem}", RuntimeWarning, stacklevel=2)
+                return None
+        return self._captured(*inputs)
 
     def _compared(self, labels: Tensor, fill: bool) -> Compared:
         return compared(self.likelihood, labels, len(self.texts[0]) // self.templates, self.templates, fill)
