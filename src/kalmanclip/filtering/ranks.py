@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -188,7 +189,8 @@ def joined(device: str = "cpu", timeout: float | None = None) -> Iterator[Ranks]
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group("nccl" if nccl else "gloo", timeout=timedelta(seconds=_seconds(timeout)))
+        wait = timedelta(seconds=_seconds(timeout))
+        dist.init_process_group("nccl" if nccl else "gloo", timeout=wait, **_meeting(wait))
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"The ranks did not come together: {str(error).strip()}. Start all of them with torchrun, with one address."
@@ -197,6 +199,21 @@ def joined(device: str = "cpu", timeout: float | None = None) -> Iterator[Ranks]
         yield Ranks()
     finally:
         dist.destroy_process_group()
+
+
+def _meeting(wait: timedelta) -> dict[str, Any]:
+    """Where the ranks find each other, if not where torch would have it.
+
+    ``torchrun`` keeps one store of addresses through all restarts, and torch may find those of ranks that are gone. So
+    every restart has a place of its own in it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*place, size, is_master=False, timeout=wait)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return {"store": dist.PrefixStore(f"kalmanclip/{start}", store), "rank": rank, "world_size": size}
 
 
 def _seconds(timeout: float | None) -> float:
