@@ -35,24 +35,19 @@ def rows(options: Options) -> list[Row]:
         setting = Setting.of(model, options)
         peers = _peers(setting, options.device)
         steps = {"AdamW": setting.adamw(), "Kalman": setting.kalman(), **peers}
-        if options.device != "cpu":
-            steps["captured Kalman"] = captured(setting, warm(setting))
-        taken = seconds(steps, replace(options, rounds=max(1, options.rounds // 3)))  # peers take their time
         # on a GPU the bounds are about what a fit does there: captured steps
-        ours = steps.keys() & {"Kalman", "captured Kalman"}
-        for our in sorted(ours):
+        replayed = {} if options.device == "cpu" else {"captured Kalman": captured(setting, warm(setting))}
+        ours = ["Kalman", *replayed]
+        taken = seconds(steps | replayed, replace(options, rounds=max(1, options.rounds // 3)))  # peers take their time
+        for our in ours:
             note = f"{our} step {1000 * taken[our].median():.1f} ms"
             for name, faster in FASTER.items():
-                what, bound = f"{model}: {name} / {our}", faster if our == max(ours, key=len) else None
+                what, bound = f"{model}: {name} / {our}", faster if our == ours[-1] else None
                 if name in taken:
                     lines.append(row("peers", what, taken[name] / taken[our], "", bound, at_least=True, note=note))
                 else:
                     lines.append(absent("peers", what, "not installed here: pip install posteriors"))
-        memory = {
-            name: peak_memory(step, options.device, warm=True)
-            for name, step in steps.items()
-            if name != "captured Kalman"
-        }
+        memory = {name: peak_memory(step, options.device, warm=True) for name, step in steps.items()}
         reference = memory.pop("AdamW")
         note = f"AdamW step {reference / 2**20:,.1f} MiB beyond weights and moments"
         for name, taken_bytes in memory.items():

@@ -47,12 +47,16 @@ class ActivationStore:
                     kept = self._allocated(batch)
                     if kept is None:
                         return
-                    self._device = batch[0].device
                 for column, rows in zip(kept, batch, strict=True):
                     column[done : done + len(rows)] = rows
                 done += len(batch[0])
                 yield done
-        self._kept = kept
+        if kept is not None:
+            self.keep(kept, batch[0].device)
+
+    def keep(self, columns: Activations, device: torch.device) -> None:
+        """Takes the activations of all images (N, ...), wherever they lie; they are wanted on ``device``."""
+        self._kept, self._device = columns, device
 
     def _allocated(self, batch: Activations) -> Activations | None:
         """Room for the activations of all images that are like those of a batch; None if there is not enough."""

@@ -37,11 +37,9 @@ class CapturedStep:
     def __init__(self, kalman: KalmanFilter, observe: Callable[..., Observation], inputs: tuple[Tensor, ...]) -> None:
         self.kalman = kalman
         self._inputs = tuple(t.clone() for t in inputs)
-        belief = kalman.belief
-        # not one of several processes: what they tell each other cannot be captured
-        if type(belief) is not Diagonal or not belief.mean.is_cuda or kalman.reference:
+        if not self.possible(kalman):
             raise ConfigError("only fast steps of a diagonal belief on a CUDA device can be captured")
-        self._device = belief.mean.device
+        self._device = kalman.belief.mean.device
         self._state, self._settings = self._tensors(), self._options()
         kept = [t.clone() for t in self._state]
         try:
@@ -51,6 +49,12 @@ class CapturedStep:
             torch.cuda.synchronize(self._device)
             for now, before in zip(self._state, kept, strict=True):
                 now.copy_(before)
+
+    @staticmethod
+    def possible(kalman: KalmanFilter) -> bool:
+        """Whether steps of this filter can be captured."""
+        # not of a belief that several processes share: what they tell each other cannot be captured
+        return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and not kalman.reference
 
     def _capture(self, observe: Callable[[Tensor], Observation]) -> None:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -122,9 +122,10 @@ class KalmanFilter:
         # Prediction: mu_{k|k-1} = mu_{k-1}, Sigma_{k|k-1} = Sigma_{k-1} + q I
         belief.inflate(self.config.q)
         seen = observe(belief.mean).matching(belief.mean)
-        if self.reference or not has_fast_update(belief, self._noise_of(seen), len(seen.y)):
+        noise = self._noise_of(seen)
+        if self.reference or not has_fast_update(belief, noise, len(seen.y)):
             return seen, None
-        return seen, fast_update(belief, self._noise_of(seen), seen, self.config.alpha, self.config.regulated)
+        return seen, fast_update(belief, noise, seen, self.config.alpha, self.config.regulated)
 
     def complete(self, launch: Callable[[], tuple[Observation, Tensor | None]]) -> Step:
         """Launch a step and wait for it; what the fast path has left undone is done by the reference, or skipped."""

@@ -174,7 +174,7 @@ class Kalman(KalmanClassifier):
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         steps = epochs * math.ceil(len(labels) / self.config.batch_size)
         records: list[Step] = []
-        take: Stepper | SharedStepper | None = None
+        take: Stepper | None = None
         for epoch in range(epochs):
             take = self._pass(store, labels, records, steps, take, progress)
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
@@ -193,9 +193,9 @@ class Kalman(KalmanClassifier):
         labels: Tensor,
         records: list[Step],
         steps: int,
-        take: Stepper | SharedStepper | None,
+        take: Stepper | None,
         progress: Progress,
-    ) -> Stepper | SharedStepper | None:
+    ) -> Stepper | None:
         """One pass over the images; adds to ``records``, and returns what takes the steps of the next one, if known."""
         try:
             for batch in self._order(len(labels)).split(self.config.batch_size):
@@ -225,7 +225,7 @@ class Kalman(KalmanClassifier):
         """This process's share of a batch (B,), or of its labels."""
         return batch if self.ranks is None else batch[self.ranks.mine(self.ranks.shares(len(batch)))]
 
-    def _stepper(self, kalman: KalmanFilter) -> Stepper | SharedStepper:
+    def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
         if self.ranks is not None:
             return SharedStepper(self.encoder, kalman, likelihood, self._texts, len(self.templates), self.ranks)

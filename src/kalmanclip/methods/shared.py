@@ -15,14 +15,15 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.cache import ActivationStore, Encode
 from kalmanclip.errors import ConfigError, KalmanClipError, RankError
-from kalmanclip.filtering import KalmanFilter, Observation, Ranks, Step
+from kalmanclip.filtering import KalmanFilter, Ranks, Step
 from kalmanclip.filtering.sharded import sharding
 from kalmanclip.memory import free_bytes
 from kalmanclip.methods.base import Progress
 from kalmanclip.methods.features import ENCODE_BATCH, frozen_activations
 from kalmanclip.methods.kalman_config import KalmanConfig
-from kalmanclip.observation import Likelihood, observe
-from kalmanclip.observation.observe import compared
+from kalmanclip.methods.stepping import Stepper
+from kalmanclip.observation import Likelihood
+from kalmanclip.observation.observe import Compared
 
 
 def require_shareable(config: KalmanConfig) -> None:
@@ -93,16 +94,6 @@ def shared_rows(
     return tuple(ranks.gathered(column, sizes, "activations") for column in columns)
 
 
-class _Kept(ActivationStore):
-    """The activations of all images, on every rank."""
-
-    def __init__(self, columns: Activations) -> None:
-        self._columns = columns
-
-    def __getitem__(self, indices: Tensor) -> Activations:
-        return tuple(column[indices.to(column.device)] for column in self._columns)
-
-
 class _Anew(ActivationStore):
     """Activations that every rank computes anew for its share of each batch."""
 
@@ -137,26 +128,21 @@ def shared_activations(
                 progress("reading images", sum(len(b[0]) for b in batches), len(part))
         return tuple(torch.cat(column) for column in zip(*batches, strict=True))
 
-    kept = shared_rows(ranks, len(sources), encode, device)
-    if kept:
-        return _Kept(kept)
-
     def again(positions: Sequence[int]) -> Generator[Activations, None, None]:
         return frozen_activations(encoder, [sources[i] for i in positions], keep=False)
 
-    return _Anew(again, len(sources), ranks)
+    kept = shared_rows(ranks, len(sources), encode, device)
+    if not kept:
+        return _Anew(again, len(sources), ranks)
+    store = ActivationStore(again, len(sources))
+    store.keep(kept, device)
+    return store
 
 
-class SharedStepper:
-    """Takes steps of one filter over one encoder, on all ranks together; between passes the belief is whole again.
+class SharedStepper(Stepper):
+    """A `Stepper` on all ranks together; between passes the belief is whole again.
 
-    Args:
-        encoder: whose ``theta`` is the filter's mean.
-        kalman: the filter, whose belief every rank has; it is shared out here, and `close` makes it whole.
-        likelihood: what it observes.
-        texts: activations of all prompts.
-        templates: prompts per class.
-        ranks: who shares.
+    The filter's belief, which every rank has, is shared out here, and `close` makes it whole.
     """
 
     def __init__(
@@ -168,49 +154,24 @@ class SharedStepper:
         templates: int,
         ranks: Ranks,
     ) -> None:
-        self.encoder, self.kalman, self.likelihood = encoder, kalman, likelihood
-        self.texts, self.templates, self.ranks = texts, templates, ranks
+        super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
+        self.ranks = ranks
         self.belief = sharding(kalman.belief, ranks)
         kalman.belief = self.belief
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
         """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
         shares = self.ranks.shares(len(labels))
+        seen = self._share(labels, self.ranks.mine(shares))
+        return self.kalman.step(self.belief.observing(lambda mean: self._observe(images, seen), shares))
 
-        def seen(mean: Tensor) -> Observation:
-            return observe_share(
-                self.encoder, self.likelihood, images, labels, self.texts, self.templates, self.ranks.mine(shares)
-            )
-
-        return self.kalman.step(self.belief.observing(seen, shares))
+    def _share(self, labels: Tensor, mine: slice) -> Compared:
+        """What a share of a batch is compared with: the texts of the whole batch."""
+        if self.likelihood.paired:  # each image has a text of its own
+            return self._compared(labels[mine])
+        seen = self._compared(labels)
+        return seen._replace(column=seen.column[mine])
 
     def close(self) -> None:
         """Makes the belief whole on every rank: to be saved, or to predict with."""
         self.kalman.belief = self.belief.gather()
-
-
-def observe_share(
-    encoder: DualEncoder,
-    likelihood: Likelihood,
-    images: Activations,
-    labels: Tensor,
-    texts: Activations,
-    templates: int,
-    mine: slice,
-) -> Observation:
-    """What is seen of a share of a batch; the texts to compare with are those of the whole batch.
-
-    Args:
-        encoder: the model.
-        likelihood: what is observed.
-        images: activations of the share.
-        labels: of the whole batch (B,).
-        texts: activations of all prompts.
-        templates: prompts per class.
-        mine: where the share lies in the batch.
-    """
-    classes = len(texts[0]) // templates
-    if likelihood.paired:  # each image has a text of its own
-        return observe(encoder, likelihood, images, labels[mine], texts, templates)
-    seen = compared(likelihood, labels, classes, templates)
-    return observe(encoder, likelihood, images, seen._replace(column=seen.column[mine]), texts, templates)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import CapturedStep, Diagonal, KalmanFilter, Observation, Step
+from kalmanclip.filtering import CapturedStep, KalmanFilter, Observation, Step
 from kalmanclip.observation import Likelihood, observe
 from kalmanclip.observation.observe import Compared, compared
 
@@ -38,13 +38,7 @@ class Stepper:
         self.texts, self.templates = texts, templates
         self._captured: CapturedStep | None = None
         self._size: int | None = None  # of the first batch: a shorter one, the last, is not worth a graph
-        self._capture = (
-            capture
-            and encoder.theta.is_cuda
-            and likelihood.fixed
-            and type(kalman.belief) is Diagonal
-            and not kalman.reference
-        )
+        self._capture = capture and likelihood.fixed and CapturedStep.possible(kalman)
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
         """One step on activations of B images with labels (B,), best on the CPU."""
@@ -53,7 +47,7 @@ class Stepper:
             if step is not None:
                 return step
         self._size = self._size or len(labels)  # the first step is a plain one: it sets the noise
-        seen = self._compared(labels, fill=False)
+        seen = self._compared(labels)
         return self.kalman.step(lambda mean: self._observe(images, seen))
 
     def _replayed(self, images: Activations, labels: Tensor) -> Step | None:
@@ -71,7 +65,7 @@ class Stepper:
                 return None
         return self._captured(*inputs)
 
-    def _compared(self, labels: Tensor, fill: bool) -> Compared:
+    def _compared(self, labels: Tensor, fill: bool = False) -> Compared:
         return compared(self.likelihood, labels, len(self.texts[0]) // self.templates, self.templates, fill)
 
     def _observe(self, images: Activations, seen: Compared) -> Observation:
