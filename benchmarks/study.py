@@ -96,7 +96,7 @@ def low_rank_configurations() -> dict[str, KalmanConfig]:
 @contextmanager
 def without_metric() -> Iterator[None]:
     def identity(images: Recollection) -> Tensor:
-        return torch.eye(len(images.spread)).to(images.spread)
+        return torch.eye(len(images.within)).to(images.within)
 
     with patch.object(Recollection, "metric", identity):
         yield

@@ -4,7 +4,9 @@ import dataclasses
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from kalmanclip.observation.bounded import BoundedCategorical
 from .structures import normal, positive_definite
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
-TO_THE_END = {"iterations": 20_000, "tolerance": 1e-18}
+TO_THE_END = {"tolerance": 1e-15}
 sizes = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**31))  # N, C, d, seed
 
 
@@ -118,57 +120,68 @@ def test_the_gradient_at_the_mode_is_zero_by_finite_differences():
 
 @given(size=sizes)
 @settings(max_examples=25, deadline=None)
-def test_one_pass_is_one_update_of_the_kalman_filter(size):
-    """All images at once, whitened by Boehning's bound, from the prior, with a gain that is as good as known.
-
-    The mode is sought for weights and gain together, and for that the bound is doubled: no positive matrix is larger
-    than twice its two diagonal blocks. So it is here: twice the information at the same gradient.
-    """
+def test_the_mean_is_the_fixed_point_of_the_iterated_kalman_filter(size):
+    """All images at once, whitened by Boehning's bound, linearised at the mean: an update of the prior ends there."""
     N, C, d, seed = size
     p = problem(N, C, d, seed, informed=False, gain_std=1e-9)
     p = p.but(weights=torch.ones(N, dtype=torch.float64))
-    S = p.offsets / p.scale + p.x @ p.prior.mean.mT
+    mean = p.update().mean.flatten()
+    S = p.offsets / p.scale + p.x @ mean.view(C, d).mT
     terms = BoundedCategorical(top=None).terms(S, p.labels, p.scale)
-    H = math.sqrt(2) * torch.einsum("ikc,id->ikcd", terms.G, p.x).reshape(N * C, C * d)
-    e = (terms.y - terms.y_hat).flatten() / math.sqrt(2)
-
-    Sigma = torch.kron(torch.eye(C), torch.eye(d)).double() / p.prior.strength
+    H = torch.einsum("ikc,id->ikcd", terms.G, p.x).reshape(N * C, C * d)
     R = torch.eye(N * C, dtype=torch.float64)
-    mu = p.prior.mean.flatten() + Sigma @ H.mT @ torch.linalg.solve(H @ Sigma @ H.mT + R, e)
-    once = p.update(iterations=1)
-    torch.testing.assert_close(once.mean.flatten(), mu, **EXACT)
-
+    # linearised at the mean and seen from the prior: y - (y_hat + H (theta - mean))
+    e = (terms.y - terms.y_hat).flatten() + H @ (mean - p.prior.mean.flatten())
     belief = make_belief("dense", p.prior.mean.flatten(), 1 / p.prior.strength)
     kalman = KalmanFilter(belief, config=FilterConfig(alpha=0))
-    assert not kalman.step(lambda mean: Observation(e, torch.zeros_like(e), H, R)).skipped
-    torch.testing.assert_close(belief.mean, mu, **EXACT)
+    assert not kalman.step(lambda _: Observation(e, torch.zeros_like(e), H, R)).skipped
+    torch.testing.assert_close(belief.mean, mean, rtol=1e-5, atol=1e-6)
 
 
-@given(size=sizes, informed=st.booleans(), scale=st.sampled_from([0.1, 3.0, 100.0]))
-@settings(max_examples=25, deadline=None)
-def test_every_plain_pass_climbs_and_the_accelerated_ones_end_no_lower(size, informed, scale):
-    p = problem(*size, informed=informed, scale=scale)
-    belief, passes = p.prior, 12
-    heights = [p.at(belief)]
-    for _ in range(passes):
-        belief = p.update(iterations=1, start=belief)
-        heights.append(p.at(belief))
-    slack = 1e-9 * (1 + abs(heights[0]))
-    assert all(after >= before - slack for before, after in pairwise(heights))
-    assert p.at(p.update(iterations=500, tolerance=1e-9)) >= heights[-1] - 1e-6 * (1 + abs(heights[0]))
+def clusters(C, each, d=64, seed=0, noise=0.7, dtype=torch.float64):
+    """Images around class means, with offsets that know a little; unit-length features and a logit scale."""
+    generator = torch.Generator().manual_seed(seed)
+    means = normal(C, d, generator=generator)
+    labels = torch.arange(C).repeat_interleave(each)
+    away = noise * d**0.5 / 4 * normal(C * each, d, generator=generator)
+    x = torch.nn.functional.normalize(means[labels] + away, dim=1)
+    T = torch.nn.functional.normalize(means + 2 * normal(C, d, generator=generator), dim=1)
+    prior = SoftmaxBelief.prior(C, x.to(dtype), 2.0, 0.5)
+    return Problem(prior, x.to(dtype), (70 * x @ T.mT).to(dtype), labels, torch.ones(C * each, dtype=dtype), 70.0)
 
 
-def test_momentum_saves_passes():
-    p = problem(N=30, d=8, scale=20.0, informed=False, strength=0.01)
-    end, plain = p.at(p.update()), p.prior
-    for _ in range(60):
-        plain = p.update(iterations=1, start=plain)
-    assert end - p.at(p.update(iterations=60)) < 0.2 * (end - p.at(plain))
+@pytest.mark.parametrize(("C", "each"), [(2, 4), (10, 8), (40, 4), (300, 2)])
+@pytest.mark.parametrize("strength", [0.5, 10.0, 400.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_tolerance_ends_at_the_optimum(C, each, strength, dtype):
+    """Beside scipy's optimum: so close that neither probabilities nor a choice between priors can tell."""
+    p = clusters(C, each, dtype=dtype)
+    p = p.but(prior=dataclasses.replace(p.prior, strength=strength))
+    x, o, labels = (t.double().numpy() if t.is_floating_point() else t.numpy() for t in (p.x, p.offsets, p.labels))
 
+    def objective(flat):
+        Z, gain = flat[:-1].reshape(C, -1), flat[-1]
+        logits = gain * o + p.scale * x @ Z.T
+        log_p = scipy.special.log_softmax(logits, axis=1)
+        e = np.exp(log_p)
+        e[np.arange(len(x)), labels] -= 1
+        value = -log_p[np.arange(len(x)), labels].sum() + strength / 2 * (Z**2).sum() + 2 * (gain - 1) ** 2
+        return value, np.append((p.scale * e.T @ x + strength * Z).ravel(), (e * o).sum() + 4 * (gain - 1))
 
-def test_momentum_is_dropped_where_it_overshoots():
-    p = problem()
-    torch.testing.assert_close(p.update(iterations=200).mean, p.update().mean, rtol=0, atol=1e-6)
+    start = np.append(np.zeros(C * x.shape[1]), 1.0)
+    options = {"maxiter": 5000, "maxfun": 6000, "ftol": 1e-13, "gtol": 1e-7}
+    best = scipy.optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+    # scipy's own way ends a little early in these coordinates; it goes on from where ours ends, too
+    found = softmax_update(p.prior, p.x, p.offsets, p.labels, p.weights, p.scale)
+    ours = np.append(found.mean.double().numpy().ravel(), float(found.gain))
+    on = scipy.optimize.minimize(objective, ours, jac=True, method="L-BFGS-B", options=options)
+    least = min(best.fun, on.fun)
+    assert objective(ours)[0] - least < 2e-4 * len(x)
+
+    def probabilities(flat):
+        return scipy.special.softmax(flat[-1] * o + p.scale * x @ flat[:-1].reshape(C, -1).T, axis=1)
+
+    assert np.abs(probabilities(ours) - probabilities(on.x)).max() < 0.02
 
 
 def test_where_it_begins_changes_nothing():
@@ -292,9 +305,6 @@ def distances(p, belief):
     return math.sqrt(2) * (torch.eye(2, dtype=torch.float64)[p.labels] - q).norm(dim=1)
 
 
-FIXED = {"iterations": 60, "tolerance": 0.0}
-
-
 @given(size=sizes, data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_the_order_of_images_and_of_classes_does_not_matter(size, data):
@@ -310,7 +320,7 @@ def test_the_order_of_images_and_of_classes_does_not_matter(size, data):
         labels=number[p.labels[images]],
         weights=p.weights[images],
     )
-    assert_same(other.update(alpha=0.3, **FIXED), p.update(alpha=0.3, **FIXED).chosen(list(classes)))
+    assert_same(other.update(alpha=0.3), p.update(alpha=0.3).chosen(list(classes)))
 
 
 @given(size=sizes)
@@ -320,8 +330,8 @@ def test_a_weight_of_two_is_the_image_twice(size):
     weights = p.weights.clone()
     weights[0] *= 2
     twice = [torch.cat([t, t[:1]]) for t in (p.x, p.offsets, p.labels, p.weights)]
-    expected = Problem(p.prior, *twice, p.scale).update(alpha=0.2, **FIXED)
-    assert_same(p.but(weights=weights).update(alpha=0.2, **FIXED), expected)
+    expected = Problem(p.prior, *twice, p.scale).update(alpha=0.2)
+    assert_same(p.but(weights=weights).update(alpha=0.2), expected)
 
 
 def test_a_shift_of_all_offsets_of_an_image_does_not_matter():
@@ -346,7 +356,7 @@ DEGENERATE = {
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate_problems_have_finite_answers(name, informed, alpha):
     p = DEGENERATE[name](problem(informed=informed))
-    belief = p.update(alpha=alpha, iterations=200, tolerance=1e-5)
+    belief = p.update(alpha=alpha, tolerance=1e-5)
     for field in ("mean", "gram", "curvature", "gain", "gain_precision"):
         assert getattr(belief, field).isfinite().all(), field
     assert (belief.curvature >= 0).all()
@@ -357,7 +367,7 @@ def test_degenerate_problems_have_finite_answers(name, informed, alpha):
 def test_images_that_do_not_count_change_nothing(informed):
     p = problem(informed=informed)
     p = p.but(weights=torch.zeros_like(p.weights))
-    assert_same(p.update(iterations=5), p.prior, 1e-12, 1e-12)
+    assert_same(p.update(), p.prior, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("where", ["x", "offsets", "weights"])
@@ -380,7 +390,7 @@ def test_single_precision_is_enough(informed):
         offsets=p.offsets.float(),
         weights=p.weights.float(),
     )
-    a, b = (q.update(alpha=0.1, iterations=500, tolerance=1e-7) for q in (single, p))
+    a, b = (q.update(alpha=0.1, tolerance=1e-7) for q in (single, p))
     assert a.mean.dtype == a.curvature.dtype == a.gain.dtype == torch.float32
     for field in ("mean", "gram", "curvature", "gain", "gain_precision"):
         torch.testing.assert_close(getattr(a, field).double(), getattr(b, field), rtol=2e-3, atol=2e-3)

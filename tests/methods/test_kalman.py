@@ -7,13 +7,15 @@ import dataclasses
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig
-from kalmanclip.methods.features import decoded
+from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, predictive, silent
+from kalmanclip.methods.classes import ClassResiduals, held_out_parts
+from kalmanclip.methods.features import decoded, frozen_activations
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
 QUICK = KalmanConfig(parameters=("low_rank",), epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
@@ -79,7 +81,7 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     """mean diag(H Sigma_0 H^T) of the first batch's similarities is prior_std squared."""
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_std=0.17))
     method.set_classes(task.class_names, task.templates)
-    store = method._read(task.train, lambda *a: None)
+    store = method._read(task.train, silent, True)
     batch = torch.arange(4)
     labels = torch.tensor(task.train.labels)[batch]
     kalman = method._prior(store[batch], labels)
@@ -90,7 +92,7 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
 def test_a_variance_can_be_given(tiny, task):
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
     method.set_classes(task.class_names, task.templates)
-    store = method._read(task.train, lambda *a: None)
+    store = method._read(task.train, silent, True)
     kalman = method._prior(store[torch.arange(2)], torch.tensor([0, 0]))
     assert kalman.belief.marginal_variance().unique().tolist() == pytest.approx([1e-3])
 
@@ -278,12 +280,69 @@ def test_between_the_passes_the_filter_alone_is_believed(tiny, task):
     assert not torch.allclose(seen[1][0], logits, atol=0.1)
 
 
-def test_the_variances_of_both_add_up(tiny, task):
-    images = task.train.sources[:3]
+def logits_at(method, images, theta):
+    """Logits (N, C) with other low-rank parameters: ``(gain T(theta) + D) f(theta) / tau``."""
+    views = method.encoder.named_views(theta)
+
+    def embed(name, activations):
+        own = {key.removeprefix(f"{name}."): view for key, view in views.items() if key.startswith(f"{name}.")}
+        return functional_call(getattr(method.encoder, name), own, activations)
+
+    f, t = embed("image", images), embed("text", method.texts)
+    W = t if method.classes is None else method.classes.belief.gain * t + method.classes.residuals()
+    return method.backbone.logit_scale * f @ W.mT
+
+
+@pytest.mark.parametrize("placement", ["head", "towers"])
+def test_the_belief_about_logits_of_both_is_that_of_finite_differences(tiny, task, placement, monkeypatch):
+    """The low-rank part moves the texts, with their gain, and the embeddings that the residuals are multiplied with."""
+    low_rank = LowRankConfig(placement=placement, rank=2, **({"last_blocks": 1} if placement == "towers" else {}))
+    both = fitted(tiny, task, dataclasses.replace(BOTH, low_rank=low_rank, epochs=1))
+    monkeypatch.setitem(predictive.DIRECTIONS, placement, 6)
+    (activations,) = frozen_activations(both.encoder, task.train.sources[:3])
+    with torch.no_grad():
+        belief = predictive.linearised(both, temper=False)(activations)
+        torch.testing.assert_close(belief.mean, logits_at(both, activations, both.encoder.theta), rtol=1e-4, atol=1e-3)
+        away = predictive._draws(both, 6) / 6**0.5
+        h = 1e-2 / away.norm(dim=1, keepdim=True)  # single precision: not too small
+        moved = []
+        for step, width in zip(h * away, h, strict=True):
+            ahead, behind = (logits_at(both, activations, both.encoder.theta + sign * step) for sign in (1, -1))
+            moved.append((ahead - behind) / (2 * width))
+    expected = torch.stack(moved, dim=2)
+    assert both.classes.residuals().norm() > 0.1
+    torch.testing.assert_close(belief.shared, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+    torch.testing.assert_close(belief.own, both.classes.variance(both.encoder.encode_images(activations)))
+
+
+def test_the_prior_is_chosen_on_images_that_the_towers_have_not_seen(tiny, task, monkeypatch):
+    """Each part is encoded by towers from the other images alone: its labels can be anything."""
+    seen = []
+    learn = ClassResiduals.learn
+
+    def spy(self, views, labels, tell, folds=None):
+        seen.append((views, folds))
+        learn(self, views, labels, tell, folds)
+
+    monkeypatch.setattr(ClassResiduals, "learn", spy)
+    config = dataclasses.replace(BOTH, epochs=1, classes=ClassConfig(views=0, folds=2))
+    both = fitted(tiny, task, config)
+    ((views, folds),) = seen
+    assert len(folds) == 2
+    parts = held_out_parts(torch.tensor(task.train.labels), 2)
+    for fold, (kept, held) in zip(folds, parts, strict=True):
+        alone = fitted(tiny, FewShotTask(task.train.subset(kept.tolist()), templates=task.templates), config)
+        own = torch.cat([alone._views([task.train.sources[i] for i in held.tolist()], silent)])
+        torch.testing.assert_close(fold.held_views, own, rtol=0, atol=1e-5)
+        torch.testing.assert_close(fold.T, alone.classes.T, rtol=0, atol=1e-5)
+        assert not torch.allclose(fold.held_views, views[held], atol=1e-3)  # the whole fit's towers have seen them
+    assert both.classes.foreseen
+
+
+def test_more_images_leave_the_towers_under_residuals_where_they_are(tiny, task):
     both = fitted(tiny, task, BOTH)
-    whole = both.logit_belief(images)
-    assert torch.allclose(whole.mean, both.logits(images), atol=1e-3)
-    filtered = fitted(tiny, task).logit_belief(images).std
-    both.filter = None
-    residual = both.logit_belief(images).std
-    assert torch.allclose(whole.std.square(), filtered.square() + residual.square(), rtol=1e-3)
+    theta, mean = both.encoder.theta.clone(), both.classes.belief.mean.clone()
+    assert both.update(task.train.subset([0, 5, 10])) == []
+    assert torch.equal(both.encoder.theta, theta)
+    assert not torch.equal(both.classes.belief.mean, mean)
+    assert both.known is None

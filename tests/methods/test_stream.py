@@ -50,17 +50,13 @@ def test_the_sums_are_those_of_their_definition():
     made = Recollection.of(views, labels, 3)
     assert made.count.tolist() == [2, 0, 3]
     within = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-    spread = torch.zeros_like(within)
     for label in (0, 2):
         own = views[labels == label]
         torch.testing.assert_close(made.means[label], own.mean(dim=(0, 1)), **CLOSE)
         for image in own:
             for view in image:
                 within += torch.outer(view - own.mean(dim=(0, 1)), view - own.mean(dim=(0, 1))) / 4
-            for crop in image[1:]:
-                spread += torch.outer(crop - image[1:].mean(dim=0), crop - image[1:].mean(dim=0)) / 3
     torch.testing.assert_close(made.within, within, **CLOSE)
-    torch.testing.assert_close(made.spread, spread, **CLOSE)
 
 
 def test_recalled_images_lie_where_the_images_lay():
@@ -160,7 +156,7 @@ def test_a_stream_of_single_images_never_fails_and_its_sums_do_not_depend_on_the
         assert torch.isfinite(residuals.logits(views[:, 0])).all()
         assert torch.isfinite(residuals.variance(views[:, 0])).all()
     whole = Recollection.of(views, labels, 4).chosen(known)
-    for name in ("count", "total", "within", "spread"):
+    for name in ("count", "total", "within"):
         torch.testing.assert_close(getattr(residuals.recollection, name), getattr(whole, name), **CLOSE)
 
 
@@ -180,8 +176,7 @@ def test_fewer_classes_spread_as_before():
     whole = Recollection.of(here.views(labels, V=3), labels, 3)
     some = whole.chosen([2, None, 1])
     assert some.count.tolist() == [8, 0, 8]
-    for name in ("within", "spread"):
-        torch.testing.assert_close(getattr(some, name) / 16, getattr(whole, name) / 24, **CLOSE)
+    torch.testing.assert_close(some.within / 16, whole.within / 24, **CLOSE)
 
 
 def test_what_is_kept_survives_the_state():

@@ -71,6 +71,20 @@ class ActivationStore:
             return tuple(t[indices.to(t.device)].to(self._device) for t in self._kept)
         return tuple(torch.cat(column) for column in zip(*self._encode(indices.tolist()), strict=True))
 
+    def subset(self, positions: Tensor) -> ActivationSubset:
+        """Some of the images, at positions (n,), as a store of their own that shares the memory."""
+        return ActivationSubset(self, positions)
+
+
+class ActivationSubset:
+    """A part of an `ActivationStore`, picked by index."""
+
+    def __init__(self, store: ActivationStore, positions: Tensor) -> None:
+        self._store, self._positions = store, positions
+
+    def __getitem__(self, indices: Tensor) -> Activations:
+        return self._store[self._positions[indices]]
+
 
 def through_cache(
     cache: FeatureCache,

@@ -1,8 +1,9 @@
-"""Forward-mode derivatives of similarities along a few directions of the low-rank parameters.
+"""Forward-mode derivatives of a classifier's outputs along a few directions of the low-rank parameters.
 
-A similarity is ``f(theta) . t_c(theta)``, an image's embedding times a text's. Along a direction ``delta`` it moves by
+An output is ``f(theta) . w_c(theta)``, an image's embedding times a class's weights: ``w_c = gain t_c(theta) + D_c``,
+its text's embedding, with residuals if there are any. Along a direction ``delta`` it moves by
 
-    (J_f delta) . t_c  +  f . (J_t delta)_c :
+    (J_f delta) . w_c  +  gain f . (J_t delta)_c :
 
 the image's part takes one forward-mode product per image and direction, the text's part one for all images together.
 No Jacobian is formed. Directions that are drawn from ``N(0, Sigma)`` make the movements draws from
@@ -22,8 +23,8 @@ from kalmanclip.encoders.dual import DualEncoder, averaged_prompts
 from kalmanclip.encoders.towers import Activations, Tower
 
 
-class SimilarityTangents:
-    """How similarities move along directions of ``theta``.
+class ClassifierTangents:
+    """How similarities, or a classifier's outputs, move along directions of ``theta``.
 
     Args:
         encoder: the model at its current ``theta``.
@@ -39,18 +40,22 @@ class SimilarityTangents:
         def encode(views: dict[str, Tensor]) -> Tensor:
             return averaged_prompts(functional_call(encoder.text, views, texts), templates)
 
-        self.T, self.dT = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
+        self.W, self.dW = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
+
+    def add_residuals(self, gain: float, D: Tensor) -> None:
+        """Makes the class weights ``gain T + D``, with residuals (C, d) that do not move."""
+        self.W, self.dW = gain * self.W + D.to(self.W), gain * self.dW
 
     def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
-        """Similarities (B, C) and their movements (B, C, K) along each direction."""
+        """Outputs (B, C) and their movements (B, C, K) along each direction."""
         tower, n = self.encoder.image, self.encoder.n_image
 
         def encode(views: dict[str, Tensor]) -> Tensor:
             return functional_call(tower, views, images)
 
         f, df = _push(tower, encode, self.encoder.theta[:n], self._image)
-        moved = torch.einsum("kbd,cd->bck", df, self.T) + torch.einsum("bd,kcd->bck", f, self.dT)
-        return f @ self.T.mT, moved
+        moved = torch.einsum("kbd,cd->bck", df, self.W) + torch.einsum("bd,kcd->bck", f, self.dW)
+        return f @ self.W.mT, moved
 
 
 def _push(tower: Tower, encode: Any, theta: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:

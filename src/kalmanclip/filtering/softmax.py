@@ -1,14 +1,14 @@
-"""Softmax regression by iterated Kalman updates: all images at once, re-linearised until the mean stands still.
+"""Softmax regression as an iterated Kalman filter: all images at once, linearised where the mean stands still.
 
 The model: C classes, features ``x`` (d,), offsets ``o`` (C,) that are given (a zero-shot classifier's logits), and
 
     logits = gain o + scale Z x,        gain ~ N(1, 1 / gain_precision),        Z_c ~ N(Z0_c, Lambda_c^-1).
 
-One Kalman update with Boehning's bound on the curvature of the log-likelihood (see `observation.bounded`) moves the
-mean of ``Z`` by ``(gradient of the log-posterior) P``, ``P^-1 = Lambda + scale^2 / 2 sum_i w_i x_i x_i^T``, one matrix
-for all classes: the belief of `kronecker`, in closed form. Filtering the same images again and again would count them
-again and again. So each pass starts from the *prior* and only linearises anew, at the mean found last (the iterated
-Kalman filter); its fixed point is the mode of the posterior, and each pass climbs, because the bound is one.
+Filtering the same images again and again would count them again and again. The iterated filter updates the *prior*,
+each time linearised at the mean found last. Its fixed point is the mode of the posterior, whatever curvature the update
+assumes. Repeating updates approaches that point too slowly to be told from it: where the model is sure, the true
+curvature is far below any bound. So the point is found directly, by L-BFGS in coordinates in which an undecided
+model's update (all classes equally probable) has unit covariance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import NumericalError
-from kalmanclip.filtering.linalg import cholesky
+from kalmanclip.filtering.linalg import cholesky, solve_lower
+
+_ROUNDS = 100  # of ten steps each, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +110,10 @@ def softmax_update(
     weights: Tensor,
     scale: float,
     alpha: float = 0.0,
-    iterations: int = 500,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-5,
     start: SoftmaxBelief | None = None,
 ) -> SoftmaxBelief:
     """The belief after N weighted observations.
-
-    The passes are accelerated (Nesterov's momentum, dropped whenever it points downhill): the same fixed point, in tens
-    instead of thousands of passes.
 
     Args:
         prior: the belief before.
@@ -126,8 +124,7 @@ def softmax_update(
         scale: of the logits.
         alpha: the paper's regulation: an observation counts ``exp(-alpha d_M)`` times, with ``d_M`` the Mahalanobis
             distance of its innovation at the mode, so that outlying images weigh less. Solved by re-weighting.
-        iterations: passes at most.
-        tolerance: the passes stop when the next one is predicted to gain less, in nats per unit of weight.
+        tolerance: the search for the mode ends when ten of its steps gain less, in nats per unit of weight.
         start: where to begin, if a good guess is at hand; changes only the time it takes.
 
     Raises:
@@ -136,7 +133,7 @@ def softmax_update(
     belief = start or prior
     regulated = weights
     for _ in range(3 if alpha else 1):  # the weights hardly move after the second time
-        belief = _mode(prior, belief, x, offsets, labels, regulated, scale, iterations, tolerance)
+        belief = _mode(prior, belief, x, offsets, labels, regulated, scale, tolerance)
         p = belief.logits(x, offsets, scale).softmax(dim=1)
         regulated = _regulated(weights, F.one_hot(labels, p.shape[1]) - p, alpha)
     return _posterior(prior, belief, x, offsets, p, regulated, scale)
@@ -168,50 +165,55 @@ def _mode(
     labels: Tensor,
     weights: Tensor,
     scale: float,
-    iterations: int,
     tolerance: float,
 ) -> SoftmaxBelief:
-    """The prior with mean and gain at the mode of the posterior."""
-    d, C = x.shape[1], offsets.shape[1]
-    targets = F.one_hot(labels, C).to(x.dtype)
-    w = weights.unsqueeze(1)
-    # Upper bounds of the curvature for both, doubled because they move at the same time.
-    bound = scale**2 * x.mT @ (w * x) + prior.curvature.max() * prior.gram
-    bound = bound + prior.strength * torch.eye(d, dtype=x.dtype, device=x.device)
-    P = torch.cholesky_inverse(cholesky(bound, "the precision of the class weights"))
-    centred = offsets - offsets.mean(dim=1, keepdim=True)
-    gain_bound = (w * centred.square()).sum() + prior.gain_precision
-    least = tolerance * float(weights.sum())
+    """The prior with mean and gain at the mode of the posterior.
 
-    Z, gain = start.mean, start.gain
-    ahead_Z, ahead_gain, t = Z, gain, 1.0
-    for _ in range(iterations):
-        p = (ahead_gain * offsets + scale * x @ ahead_Z.mT).softmax(dim=1)
-        e = w * (targets - p)
-        away = ahead_Z - prior.mean
-        pull = prior.strength * away + prior.curvature.unsqueeze(1) * (away @ prior.gram)
-        gradient = scale * e.mT @ x - pull
-        gain_gradient = (e * offsets).sum() - prior.gain_precision * (ahead_gain - prior.gain)
-        step = gradient @ P
-        gain_step = gain_gradient / gain_bound
-        next_Z, next_gain = ahead_Z + step, ahead_gain + gain_step
-        numbers = torch.stack(
-            [
-                (gradient * step).sum() + gain_gradient * gain_step,
-                (gradient * (next_Z - Z)).sum() + gain_gradient * (next_gain - gain),
-            ]
-        ).tolist()
-        if not all(map(math.isfinite, numbers)):
+    The unknowns are ``U`` and ``u`` with ``Z = Z0 + U L^-1`` and ``gain = gain_0 + u / l``, where ``L L^T`` and ``l^2``
+    are the precisions after an update of a model to which all classes are equally probable.
+    """
+    (N, d), C = x.shape, offsets.shape[1]
+    rows, w = torch.arange(N, device=x.device), weights.unsqueeze(1)
+    undecided = (1 - 1 / C) / C  # p (1 - p)
+    centred = offsets - offsets.mean(dim=1, keepdim=True)  # what all classes share moves no probability
+    precision = undecided * scale**2 * x.mT @ (w * x) + prior.curvature.mean() * prior.gram
+    precision = precision + prior.strength * torch.eye(d, dtype=x.dtype, device=x.device)
+    L = cholesky(precision, "the precision of the class weights")
+    L_inv = solve_lower(L, torch.eye(d, dtype=x.dtype, device=x.device))
+    l_inv = (undecided * (w * centred.square()).sum() + prior.gain_precision).rsqrt()
+    x_L = scale * x @ L_inv.mT
+    base = prior.gain * centred + scale * x @ prior.mean.mT
+
+    U = ((start.mean - prior.mean) @ L).requires_grad_()
+    u = ((start.gain - prior.gain) / l_inv).requires_grad_()
+
+    @torch.no_grad()
+    def negative_log_posterior() -> float:
+        log_p = (base + (l_inv * u) * centred + x_L @ U.mT).log_softmax(dim=1)
+        e = w * log_p.exp()
+        e[rows, labels] -= weights
+        A, away = U @ L_inv, l_inv * u
+        pull = prior.strength * A + prior.curvature.unsqueeze(1) * (A @ prior.gram)
+        U.grad = e.mT @ x_L + pull @ L_inv.mT
+        u.grad = l_inv * ((e * centred).sum() + prior.gain_precision * away)
+        # single precision would not tell the last steps from rounding
+        loss = -(weights * log_p[rows, labels]).sum(dtype=torch.float64)
+        value = float(loss + (A * pull).sum(dtype=torch.float64) / 2 + prior.gain_precision * away.double() ** 2 / 2)
+        if not math.isfinite(value):
             raise NumericalError("the weights of the classes are not finite; check the features and the logit scale")
-        expected, along = numbers
-        t = t if along > 0 else 1.0
-        following = (1 + math.sqrt(1 + 4 * t * t)) / 2
-        momentum = (t - 1) / following
-        ahead_Z, ahead_gain = next_Z + momentum * (next_Z - Z), next_gain + momentum * (next_gain - gain)
-        Z, gain, t = next_Z, next_gain, following
-        if expected <= least:
+        return value
+
+    solver = torch.optim.LBFGS(
+        [U, u], max_iter=10, history_size=10, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+    least, before = tolerance * float(weights.sum()), math.inf
+    for _ in range(_ROUNDS):
+        value = float(solver.step(negative_log_posterior))  # type: ignore[no-untyped-call]  # before its ten steps
+        if before - value <= least:
             break
-    return replace(prior, mean=Z, gain=gain)
+        before = value
+    U, u = U.detach(), u.detach()
+    return replace(prior, mean=prior.mean + U @ L_inv, gain=prior.gain + l_inv * u)
 
 
 def _posterior(

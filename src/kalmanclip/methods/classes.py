@@ -2,9 +2,12 @@
 
 The logits of an image with embedding ``f`` are ``(gain f T^T + f D^T) / tau``: the zero-shot classifier ``T`` (C, d),
 with its share, and a residual ``D_c`` for each class, believed a priori to be ``N(0, prior_std^2 M)``. ``M`` (d, d),
-of mean size one on the images, allows less where random crops of *one* image differ: that says nothing about classes.
+of mean size one on the images, allows less where views of the *same* class differ: that does not tell classes apart.
 The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it. Of the images
 learned before, `kalmanclip.methods.recollection` keeps enough to go on: `learn` takes more images, also of new classes.
+
+``prior_std`` and the tempering are chosen on training images that are held out in turn. Nothing that they are predicted
+from has seen them: not the residuals, not ``M``, and, where the towers learn too, not the towers (`Fold`).
 """
 
 from __future__ import annotations
@@ -68,6 +71,25 @@ class ClassConfig:
             raise ConfigError(f"folds must be at least 2, not {self.folds!r}.")
 
 
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Training images without a part of them, and the part, both as encoders see them that have not seen the part.
+
+    Attributes:
+        views: (N, 1 + V, d), of the images that are kept.
+        labels: (N,).
+        held_views: (n, 1 + V, d), of those held out.
+        held_labels: (n,).
+        T: the text weights (C, d).
+    """
+
+    views: Tensor
+    labels: Tensor
+    held_views: Tensor
+    held_labels: Tensor
+    T: Tensor
+
+
 class ClassResiduals:
     """The belief about the classes' residuals.
 
@@ -109,22 +131,30 @@ class ClassResiduals:
             self.memory = self.memory and self.memory.chosen(rows)
         self.names, self.T = list(names), T
 
-    def learn(self, views: Tensor, labels: Tensor, tell: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def learn(
+        self,
+        views: Tensor,
+        labels: Tensor,
+        tell: Callable[[int, int], None] = lambda done, total: None,
+        folds: Sequence[Fold] | None = None,
+    ) -> None:
         """Updates the belief.
 
         Args:
             views: unit-length features (N, 1 + V, d), the centre crop first.
             labels: (N,), numbers of `names`.
-            tell: called with passes done and to do.
+            tell: called with fits done and to do.
+            folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
         """
         new = Recollection.of(views, labels, len(self.names))
         if self.belief is None:
+            if folds is None:
+                folds = self._folds(views, labels)
+            held_out = [_HeldOut(self, fold) for fold in folds]
+            std = self.config.prior_std or self._choose(held_out, tell)
+            self.temper = self._fit_temper(held_out, std)
             self.root = new.metric()
-            prior = self._prior(TYPICAL_STD**-2)
-            starts: dict[int, SoftmaxBelief] = {}
-            std = self.config.prior_std or self._choose(prior, views, labels, starts, tell)
-            self.temper = self._fit_temper(self._prior(std**-2), views, labels, starts)
-            self.belief = self._updated(self._prior(std**-2), views, labels)
+            self.belief = self._solved(self._prior(std**-2), *self._weighted(views, labels))
             self._remember(new)
         else:
             self.settle([self.recollection], self.belief.strength, (views, labels))
@@ -231,22 +261,31 @@ class ClassResiduals:
             raise ConfigError("There is no belief yet: call fit first.")
         return self.belief.variance(f @ self._root, self._text(f), self.scale)
 
-    def sampled(self, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance tempered."""
-        assert self.T is not None
+    def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
+        """Classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance tempered.
+
+        Args:
+            texts: the text weights (C, d) of each draw.
+            generator: on the CPU.
+        """
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
-        centred = self.T - self.T.mean(dim=0)  # what all classes share moves no probability, see `variance`
-        for _ in range(samples):
+        for T in texts:
             gain, Z = self.belief.sample(self.temper, generator)
-            yield self.belief.gain * self.T + (gain - self.belief.gain) * centred + Z @ self._root.mT
+            centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
+            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
 
     def weights(self) -> Tensor:
         """The classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
         assert self.T is not None
         if self.belief is None:
             return self.T
-        return self.belief.gain * self.T + self.belief.mean @ self._root.mT
+        return self.belief.gain * self.T + self.residuals()
+
+    def residuals(self) -> Tensor:
+        """``D`` (C, d) at the mean of the belief."""
+        assert self.belief is not None
+        return self.belief.mean @ self._root.mT
 
     @property
     def _root(self) -> Tensor:
@@ -256,16 +295,6 @@ class ClassResiduals:
     def _text(self, f: Tensor) -> Tensor:
         assert self.T is not None
         return self.scale * f @ self.T.mT
-
-    def _updated(
-        self,
-        prior: SoftmaxBelief,
-        views: Tensor,
-        labels: Tensor,
-        start: SoftmaxBelief | None = None,
-        tolerance: float = 1e-5,
-    ) -> SoftmaxBelief:
-        return self._solved(prior, *self._weighted(views, labels), start, tolerance)
 
     def _weighted(self, views: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Every view as an image of its own: features, labels and weights."""
@@ -278,12 +307,12 @@ class ClassResiduals:
         f: Tensor,
         labels: Tensor,
         weights: Tensor,
-        start: SoftmaxBelief | None,
-        tolerance: float = 1e-5,
+        start: SoftmaxBelief | None = None,
     ) -> SoftmaxBelief:
         """The posterior after features (N, d) with labels and weights (N,)."""
-        x, text = f @ self._root, self._text(f)
-        return softmax_update(prior, x, text, labels, weights, self.scale, self.alpha, tolerance=tolerance, start=start)
+        return softmax_update(
+            prior, f @ self._root, self._text(f), labels, weights, self.scale, self.alpha, start=start
+        )
 
     def _share(self, views: Tensor) -> Tensor:
         """How much each view of an image counts, (1 + V,); together one."""
@@ -293,20 +322,15 @@ class ClassResiduals:
         centre = self.config.centre_weight
         return torch.cat([views.new_tensor([centre]), views.new_full((V,), (1 - centre) / V)])
 
-    def _choose(
-        self,
-        prior: SoftmaxBelief,
-        views: Tensor,
-        labels: Tensor,
-        starts: dict[int, SoftmaxBelief],
-        tell: Callable[[int, int], None],
-    ) -> float:
-        """The prior under which held-out training images are best foreseen, itself a little surprising if unusual.
+    def _folds(self, views: Tensor, labels: Tensor) -> list[Fold]:
+        """Parts of the images, as encoders that have learned from none of them see them."""
+        assert self.T is not None
+        parts = held_out_parts(labels, self.config.folds)
+        return [Fold(views[kept], labels[kept], views[held], labels[held], self.T) for kept, held in parts]
 
-        ``starts`` takes each part's last belief, a good guess for the next.
-        """
-        parts = _parts(labels, self.config.folds)
-        if not parts:
+    def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
+        """The prior under which held-out images are most probable, itself less probable if unusual."""
+        if not held_out:
             return TYPICAL_STD
         scores: dict[int, float] = {}
 
@@ -315,9 +339,9 @@ class ClassResiduals:
                 return -math.inf
             if step not in scores:
                 std = TYPICAL_STD * _STEP**step
-                foreseen = self._foresee(replace(prior, strength=std**-2), views, labels, parts, starts)
-                self.foreseen[std] = foreseen / sum(len(held) for _, held in parts)
-                scores[step] = foreseen - (step / _SPREAD) ** 2 / 2
+                total = sum(part.log_likelihood(std) for part in held_out)
+                self.foreseen[std] = total / sum(len(part.labels) for part in held_out)
+                scores[step] = total - (step / _SPREAD) ** 2 / 2
                 tell(len(scores), len(scores) + 1)
             return scores[step]
 
@@ -327,54 +351,51 @@ class ClassResiduals:
                 best += direction
         return TYPICAL_STD * _STEP**best
 
-    def _foresee(
-        self,
-        prior: SoftmaxBelief,
-        views: Tensor,
-        labels: Tensor,
-        parts: list[tuple[Tensor, Tensor]],
-        starts: dict[int, SoftmaxBelief],
-    ) -> float:
-        """Log-probability of all held-out images, each foreseen by the belief from the others."""
-        total = 0.0
-        for held, belief in self._held_out(prior, views, labels, parts, starts):
-            f = views[held].flatten(0, 1)
-            logits = belief.logits(f @ self._root, self._text(f), self.scale)
-            losses = F.cross_entropy(logits, labels[held].repeat_interleave(views.shape[1]), reduction="none")
-            total -= float((losses.view(len(held), -1) * self._share(views)).sum())
-        return total
-
-    def _held_out(
-        self,
-        prior: SoftmaxBelief,
-        views: Tensor,
-        labels: Tensor,
-        parts: list[tuple[Tensor, Tensor]],
-        starts: dict[int, SoftmaxBelief],
-    ) -> Iterator[tuple[Tensor, SoftmaxBelief]]:
-        """Part by part, the images that are held out and the belief from the others."""
-        for number, (kept, held) in enumerate(parts):
-            # not quite to the mode: the ranking of priors settles long before the last digits do
-            starts[number] = self._updated(prior, views[kept], labels[kept], starts.get(number), tolerance=1e-4)
-            yield held, starts[number]
-
-    def _fit_temper(
-        self, prior: SoftmaxBelief, views: Tensor, labels: Tensor, starts: dict[int, SoftmaxBelief]
-    ) -> float:
-        """The tempering under which held-out training images are best foreseen, by the crop that predictions use."""
-        parts = _parts(labels, self.config.folds)
-        if not parts:
+    def _fit_temper(self, held_out: Sequence[_HeldOut], std: float) -> float:
+        """The tempering under which held-out images are most probable, by the crop that predictions use."""
+        if not held_out:
             return TYPICAL_TEMPER
-        foreseen = []
-        for held, belief in self._held_out(prior, views, labels, parts, starts):
-            f = views[held, 0]
-            x, text = f @ self._root, self._text(f)
-            logits = LogitGaussian(belief.logits(x, text, self.scale), belief.variance(x, text, self.scale))
-            foreseen.append((logits, labels[held]))
-        return fit_temper(lambda t: sum(log_score(logits.tempered(t), truth) for logits, truth in foreseen))
+        known = [(part.logits(std), part.labels) for part in held_out]
+        return fit_temper(lambda t: sum(log_score(logits.tempered(t), truth) for logits, truth in known))
 
 
-def _parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
+class _HeldOut:
+    """Residuals learned from the kept images of a fold, under one prior after the other, beside the held-out images.
+
+    Args:
+        whole: whose options to use.
+        fold: the images.
+    """
+
+    def __init__(self, whole: ClassResiduals, fold: Fold) -> None:
+        self.labels = fold.held_labels
+        self._views = fold.held_views
+        self._residuals = ClassResiduals(whole.config, whole.scale, whole.alpha)
+        self._residuals.set_classes(whole.names, fold.T)
+        self._residuals.root = Recollection.of(fold.views, fold.labels, len(whole.names)).metric()
+        self._images = self._residuals._weighted(fold.views, fold.labels)
+
+    def _learn(self, std: float) -> ClassResiduals:
+        """The residuals under that prior; those under the last one are where the search for the mode begins."""
+        residuals = self._residuals
+        if residuals.prior_std is None or not math.isclose(residuals.prior_std, std):
+            prior = residuals._prior(std**-2)
+            residuals.belief = residuals._solved(prior, *self._images, residuals.belief)
+        return residuals
+
+    def log_likelihood(self, std: float) -> float:
+        """Log-probability of the held-out images, each by all its views."""
+        residuals = self._learn(std)
+        f, labels, weights = residuals._weighted(self._views, self.labels)
+        return -float((F.cross_entropy(residuals.logits(f), labels, reduction="none") * weights).sum())
+
+    def logits(self, std: float) -> LogitGaussian:
+        """What is believed about the held-out images, by their centre crops."""
+        residuals, f = self._learn(std), self._views[:, 0]
+        return LogitGaussian(residuals.logits(f), residuals.variance(f))
+
+
+def held_out_parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
     """Which images to keep and which to hold out, part by part; classes with one image always keep it."""
     seen: dict[int, int] = {}
     position = []

@@ -14,10 +14,11 @@ from kalmanclip.data.identity import image_identity
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.kept import keep_decoded
 from kalmanclip.encoders import Activations, Backbone
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders.cache import ActivationStore, ActivationSubset
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import KalmanFilter, ObservationNoise, Ranks, Step, make_belief
 from kalmanclip.methods.base import Progress, silent
+from kalmanclip.methods.classes import Fold, held_out_parts
 from kalmanclip.methods.classifier import KalmanClassifier
 from kalmanclip.methods.features import RandomCrop, activation_store, encoded, labels_of
 from kalmanclip.methods.kalman_config import KalmanConfig
@@ -51,7 +52,8 @@ class Kalman(KalmanClassifier):
         after_epoch: Callable[[int], None] | None = None,
     ) -> list[Step]:
         """Learns the training images, starting from the prior; see `update`."""
-        material = self._read(task.train, progress)  # first: an unreadable image must not cost what was there before
+        # first: an unreadable image must not cost what was there before
+        material = self._read(task.train, progress, "low_rank" in self.config.parameters)
         self._start()
         self.set_classes(task.class_names, task.templates)
         return self._learn(material, task.train, self.config.passes, progress, after_epoch)
@@ -64,7 +66,11 @@ class Kalman(KalmanClassifier):
         after_epoch: Callable[[int], None] | None = None,
         templates: Sequence[str] | None = None,
     ) -> list[Step]:
-        """Goes on filtering: the current posterior is the prior of what comes now.
+        """Goes on learning.
+
+        Low-rank parameters are filtered: the current posterior is the prior of what comes now. Class residuals are
+        learned anew from the prior, from these images and from what stands for those before. Where both are learned,
+        the low-rank parameters stay as they are: what stands for the images before lies in embeddings that they made.
 
         Args:
             images: their classes become the method's classes.
@@ -83,13 +89,14 @@ class Kalman(KalmanClassifier):
             raise ConfigError(f"epochs must be at least 1, not {epochs}.")
         if self.classes is not None and self.classes.belief is not None:
             _ = self.classes.recollection  # an old adapter that cannot learn on says so before anything changes
-        material = self._read(images, progress)
+        first = self.classes is None or self.classes.belief is None
+        material = self._read(images, progress, "low_rank" in self.config.parameters and first)
         templates = self.templates if templates is None else tuple(templates)
         if (images.class_names, templates) != (self.class_names, self.templates):
             self.set_classes(images.class_names, templates)
         return self._learn(material, images, epochs, progress, after_epoch)
 
-    def _read(self, images: LabelledImages, progress: Progress) -> ActivationStore | Tensor:
+    def _read(self, images: LabelledImages, progress: Progress, filtering: bool) -> ActivationStore | Tensor:
         """What learning begins with: activations for the filter, or at once the views for the class residuals."""
         if not len(images):
             raise DataError("There are no images to learn from.")
@@ -97,7 +104,7 @@ class Kalman(KalmanClassifier):
             require_shareable(self.config)
             names = [image_identity(source) for source in images.sources]
             require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels, names)
-        if "low_rank" not in self.config.parameters:
+        if not filtering:
             return self._views(images.sources, progress)
         if self.ranks is not None:
             return shared_activations(self.encoder, images.sources, progress, self.ranks)
@@ -112,19 +119,38 @@ class Kalman(KalmanClassifier):
         after_epoch: Callable[[int], None] | None,
     ) -> list[Step]:
         records: list[Step] = []
+        views, folds = material, None
         if isinstance(material, ActivationStore):
             records = self._filter(material, images.labels, epochs, progress, after_epoch)
+            if self.classes is not None:
+                views = self._views(images.sources, progress)
+                folds = self._refitted(material, images, progress)
         if self.classes is not None:
-            views = self._views(images.sources, progress) if isinstance(material, ActivationStore) else material
+            assert isinstance(views, Tensor)
             labels = labels_of(images, views.device)
             whole = self.classes.belief is None or self.known is not None  # or old classes would look unknown
-            self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total))
-            if whole and not isinstance(material, ActivationStore):
+            self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total), folds)
+            if whole and "low_rank" not in self.config.parameters:
                 self._remember(views[:, 0], labels, images.sources)
         self.calibration = None  # it was about a classifier that had learned less
         if after_epoch is not None:
             after_epoch(epochs if records else 1)
         return records
+
+    def _refitted(self, store: ActivationStore, images: LabelledImages, progress: Progress) -> list[Fold]:
+        """Parts of the images with encoders that have not seen them: the filter runs once more for each part."""
+        folds: list[Fold] = []
+        labels = labels_of(images, self.backbone.device)
+        for kept, held in held_out_parts(labels, self.config.classes.folds):
+            other = Kalman(self.backbone, self.config, self.ranks)
+            other.set_classes(self.class_names, self.templates)
+            known = [images.labels[i] for i in kept.tolist()]
+            other._filter(store.subset(kept), known, self.config.epochs, progress, None)
+            views = other._views(images.sources, progress)
+            assert other.classes is not None
+            assert other.classes.T is not None
+            folds.append(Fold(views[kept], labels[kept], views[held], labels[held], other.classes.T))
+        return folds
 
     def _remember(self, f: Tensor, labels: Tensor, sources: Sequence[ImageSource]) -> None:
         """Adds training images with features (N, d) to those that are known."""
@@ -164,7 +190,7 @@ class Kalman(KalmanClassifier):
 
     def _filter(
         self,
-        store: ActivationStore,
+        store: ActivationStore | ActivationSubset,
         image_labels: list[int],
         epochs: int,
         progress: Progress,
@@ -189,7 +215,7 @@ class Kalman(KalmanClassifier):
 
     def _pass(
         self,
-        store: ActivationStore,
+        store: ActivationStore | ActivationSubset,
         labels: Tensor,
         records: list[Step],
         steps: int,

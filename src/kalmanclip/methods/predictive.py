@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from kalmanclip.encoders import Activations
 from kalmanclip.encoders.dual import averaged_prompts
-from kalmanclip.encoders.tangents import SimilarityTangents
+from kalmanclip.encoders.tangents import ClassifierTangents
 from kalmanclip.prediction import LogitGaussian
 
 if TYPE_CHECKING:
@@ -45,25 +45,28 @@ def linearised(method: KalmanClassifier, temper: bool = True) -> Callable[[Activ
     def apply(activations: Activations) -> LogitGaussian:
         shared = None
         if tangents is not None:
-            S, moved = tangents(activations)
+            logits, moved = tangents(activations)
             shared = scale * moved
             if classes is None:
-                return LogitGaussian(scale * S, torch.zeros_like(S), shared)
+                return LogitGaussian(scale * logits, torch.zeros_like(logits), shared)
         assert classes is not None, "fitted"
-        # learned after the low-rank parameters, and independent of them
+        # given the low-rank parameters, which the residuals were learned after, they are independent of them
         f = precise(method.encoder.encode_images(activations))
         return LogitGaussian(classes.logits(f), own * classes.variance(f), shared)
 
     return apply
 
 
-def _tangents(method: KalmanClassifier, temper: float) -> SimilarityTangents | None:
-    """How similarities move along draws of the low-rank parameters, each with its share of the variance."""
+def _tangents(method: KalmanClassifier, temper: float) -> ClassifierTangents | None:
+    """How logits move along draws of the low-rank parameters, each with its share of the variance."""
     if method.filter is None:
         return None
     count = DIRECTIONS[method.config.low_rank.placement]
     away = _draws(method, count) * math.sqrt(temper / count)
-    return SimilarityTangents(method.encoder, method.texts, len(method.templates), away)
+    tangents = ClassifierTangents(method.encoder, method.texts, len(method.templates), away)
+    if method.classes is not None and method.classes.belief is not None:
+        tangents.add_residuals(float(method.classes.belief.gain), method.classes.residuals())
+    return tangents
 
 
 def _draws(method: KalmanClassifier, count: int) -> Tensor:
@@ -87,10 +90,8 @@ def sampled(method: KalmanClassifier, samples: int) -> Callable[[Activations], T
         text = [averaged_prompts(t, len(method.templates)) for t in prompts]
     weights = text
     if method.classes is not None and method.classes.belief is not None:
-        assert method.classes.T is not None
         generator = torch.Generator().manual_seed(method.config.seed % 2**63)
-        drawn = method.classes.sampled(samples, generator)
-        weights = [W + (precise(T) - method.classes.T) for W, T in zip(drawn, text, strict=True)]
+        weights = list(method.classes.sampled([precise(T) for T in text], generator))
 
     def apply(activations: Activations) -> Tensor:
         f = [functional_call(encoder.image, views, activations) for views in image]

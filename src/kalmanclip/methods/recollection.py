@@ -27,7 +27,8 @@ RECALLED = 256
 
 _MOST, _LEAST = 8192, 16  # of all classes together, and of each where there are very many
 
-_FLOOR = 0.03  # of the crops' covariance, relative to its largest eigenvalue: never divide by what was not seen
+_POWER = 0.75  # of the covariance within classes: see docs/method.md for what other powers give
+_FLOOR = 0.03  # relative to its largest eigenvalue: never divide by what was not seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,6 @@ class Recollection:
         count: images of each class, (C,).
         total: sum of the features of each class, (C, d).
         within: scatter of the features around the means of their classes, (d, d).
-        spread: scatter of random crops around the mean of those of their image, (d, d).
         slope: what the gradient of the log-likelihood of the images, with respect to the class weights and at the mode,
             has more than that of the recalled ones, (C, d).
         gain_slope: the same for the gain, ().
@@ -47,7 +47,6 @@ class Recollection:
     count: Tensor
     total: Tensor
     within: Tensor
-    spread: Tensor
     slope: Tensor
     gain_slope: Tensor
 
@@ -55,7 +54,7 @@ class Recollection:
     def nothing(cls, classes: int, like: Tensor) -> Recollection:
         """Of no images. ``like``: any tensor (..., d) of its kind."""
         d, zero = like.shape[-1], like.new_zeros
-        return cls(zero(classes), zero(classes, d), zero(d, d), zero(d, d), zero(classes, d), zero(()))
+        return cls(zero(classes), zero(classes, d), zero(d, d), zero(classes, d), zero(()))
 
     @classmethod
     def of(cls, views: Tensor, labels: Tensor, classes: int) -> Recollection:
@@ -66,17 +65,12 @@ class Recollection:
         count = torch.bincount(labels, minlength=classes)
         means = total / count.clamp_min(1).unsqueeze(1)
         around = (f - means[labels].unsqueeze(1)).flatten(0, 1)
-        crops = f[:, 1:]
-        spread = made.spread
-        if crops.shape[1] > 1:  # a single crop does not say how crops differ
-            apart = (crops - crops.mean(dim=1, keepdim=True)).flatten(0, 1)
-            spread = apart.mT @ apart / crops.shape[1]
+        within = check_finite(around.mT @ around / f.shape[1], "the scatter of the features")
         return replace(
             made,
             count=count.to(views),
             total=total.to(views),
-            within=(around.mT @ around / f.shape[1]).to(views),
-            spread=check_finite(spread, "the spread of the crops").to(views),
+            within=within.to(views),
         )
 
     def chosen(self, rows: Sequence[int | None]) -> Recollection:
@@ -93,7 +87,6 @@ class Recollection:
             count,
             self.total[old] * column,
             self.within * kept,
-            self.spread * kept,
             self.slope[old] * column,
             self.gain_slope * kept,
         )
@@ -107,7 +100,6 @@ class Recollection:
             self.count + other.count,
             self.total + other.total,
             self.within + other.within + (apart.mT @ (shared.unsqueeze(1) * apart)).to(self.within),
-            self.spread + other.spread,
             self.slope + other.slope,
             self.gain_slope + other.gain_slope,
         )
@@ -132,14 +124,13 @@ class Recollection:
         return f.flatten(0, 1), there.repeat_interleave(len(deviations)), weights
 
     def metric(self) -> Tensor:
-        """The symmetric square root of ``M`` (d, d), which allows less where the crops of one image differ."""
-        identity = torch.eye(len(self.spread)).to(self.spread)
+        """The symmetric square root of ``M`` (d, d), which allows less where views of the same class differ."""
         count = self.count.sum().clamp_min(1)
-        covariance = self.spread.double() / count
+        covariance = self.within.double() / count
         largest = torch.linalg.eigvalsh(covariance)[-1]
-        if largest <= (100 * torch.finfo(self.spread.dtype).eps) ** 2:  # no crops, or all the same but for rounding
-            return identity
-        root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** -0.25).to(self.spread)
+        if largest <= (100 * torch.finfo(self.within.dtype).eps) ** 2:  # one view of each class, but for rounding
+            return torch.eye(len(self.within)).to(self.within)
+        root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** (-_POWER / 2)).to(self.within)
         # the mean squared length of an image's feature becomes one
         size = (self.within @ root * root).sum() + (self.count * (self.means @ root).square().sum(dim=1)).sum()
         return root / (size / count).sqrt()
@@ -156,7 +147,7 @@ class Recollection:
             ConfigError: a tensor is missing or has another shape.
         """
         shapes = {"count": (classes,), "total": (classes, d), "slope": (classes, d), "gain_slope": ()}
-        shapes |= {"within": (d, d), "spread": (d, d)}
+        shapes |= {"within": (d, d)}
         if not state.keys() & shapes.keys():
             return None
         for name, shape in shapes.items():
