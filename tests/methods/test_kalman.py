@@ -4,12 +4,14 @@ With class residuals beside them where both meet; the residuals by themselves ar
 """
 
 import dataclasses
+from itertools import chain
 
 import pytest
 import torch
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
+from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
 from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig
@@ -99,6 +101,29 @@ def test_deterministic_given_a_seed(tiny, task):
     one, two, other = (fitted(tiny, task, dataclasses.replace(QUICK, seed=s)) for s in (1, 1, 2))
     assert torch.equal(one.encoder.theta, two.encoder.theta)
     assert not torch.allclose(one.encoder.theta, other.encoder.theta)
+
+
+def test_every_pass_has_an_order_of_its_own(tiny, task, monkeypatch):
+    """Each pass shows every image once, in another order; the seed says which, and going on is like never stopping."""
+    shown = []
+    take = ActivationStore.__getitem__
+    monkeypatch.setattr(ActivationStore, "__getitem__", lambda self, i: shown.append(i.tolist()) or take(self, i))
+
+    def orders(fit):
+        shown.clear()
+        fit()
+        return [list(chain(*shown[i : i + 4])) for i in range(0, len(shown), 4)]  # fifteen images, four batches
+
+    def in_parts():
+        method = fitted(tiny, task, dataclasses.replace(QUICK, epochs=1))
+        method.update(task.train, epochs=2)
+
+    three = dataclasses.replace(QUICK, epochs=3)
+    passes = orders(lambda: fitted(tiny, task, three))
+    assert [sorted(order) for order in passes] == [list(range(15))] * 3
+    assert len({tuple(order) for order in passes}) == 3
+    assert orders(in_parts) == passes
+    assert orders(lambda: fitted(tiny, task, dataclasses.replace(three, seed=1)))[0] != passes[0]
 
 
 def test_permuting_a_batch_does_not_change_the_result(tiny, task):
