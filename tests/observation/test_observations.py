@@ -111,6 +111,7 @@ LABELS = [2, 0, 2]  # two of five classes, one of them twice
 TABLE = {  # which texts are shown, and what their images should be like: the table of `kalmanclip.observation`
     "cosine": ([2, 0, 2], [[1], [1], [1]]),
     "contrastive": ([0, 2], [[1], [1], [1]]),
+    "symmetric": ([0, 2], [[1, 1], [1, 1], [1, 1]]),
     "classes": ([0, 1, 2, 3, 4], [[1], [1], [1]]),
     "pairwise": ([0, 2], [[0, 1], [1, 0], [0, 1]]),
     "log_likelihood": ([0, 1, 2, 3, 4], [[0], [0], [0]]),
@@ -132,8 +133,8 @@ def test_targets_are_those_of_the_table(name):
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_perfect_model_leaves_nothing_to_learn(name, options):
-    """Each image is its own text and unlike the others: outputs and targets are the same."""
-    likelihood, labels = make_likelihood(name, **options), torch.tensor(LABELS)
+    """Images of different classes, each like its own text and unlike the others: outputs and targets are the same."""
+    likelihood, labels = make_likelihood(name, **options), torch.tensor([2, 0, 4])
     S = torch.nn.functional.one_hot(labels, 5).double()
     terms = likelihood.terms(*similarities(likelihood, S, labels), 1e4)
     torch.testing.assert_close(terms.y, terms.y_hat, rtol=0, atol=1e-9)
@@ -193,15 +194,15 @@ def test_targets_of_a_whole_batch(encoder, batch, name):
     """Of labels 3, 0, 3, 4 among five classes; whitened ones in units of their outputs."""
     images, labels, texts = batch
     seen = observe(encoder, make_likelihood(name), images, labels, texts)
-    one_hot = {
+    targets = {
         "pairwise": [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]],  # of the texts 0, 3, 4
         "categorical": [[0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
         "bounded": [[1, 0, 0, 0, 0]] * 4,
         "log_likelihood": [0] * 4,
-    }
+    }.get(name, [1] * len(seen.y_hat))
     # p / sqrt(p) is what 'categorical' foresees: its target times that is the one-hot one
     unit = {"categorical": seen.y_hat, "bounded": 0.5**0.5}.get(name, 1.0)
-    torch.testing.assert_close(unit * seen.y, torch.tensor(one_hot.get(name, [1] * 4)).double().flatten())
+    torch.testing.assert_close(unit * seen.y, torch.tensor(targets).double().flatten())
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
