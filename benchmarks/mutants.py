@@ -591,7 +591,7 @@ PREDICTION = [
         "prediction/tempering.py",
         "tests/prediction/test_tempering.py",
         {
-            "nothing is surprising": (" - (step / _SPREAD) ** 2 / 2", "", "test_few_images_change_little"),
+            "nothing is surprising": (" - (step / _SPREAD) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
             "the search goes up only": ("for direction in (-1, 1):", "for direction in (1,):", "test_the_search_ends"),
         },
     ),
