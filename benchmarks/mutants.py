@@ -624,12 +624,10 @@ PREDICTION = [
     ),
 ]
 
-_PRESETS = "tests/methods/test_presets.py"
-
 ELSEWHERE = [
     *_group(
         "methods/presets.py",
-        _PRESETS,
+        "tests/methods/test_presets.py",
         {
             "the other diagonal update": (
                 'belief_options={"update": "covariance"}',
@@ -638,11 +636,21 @@ ELSEWHERE = [
             ),
         },
     ),
-    *_group("filtering/kalman.py", _PRESETS, {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "")}),
+    *_group(
+        "filtering/kalman.py",
+        "tests/methods/test_kalman.py",
+        {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "test_the_papers_settings_are_the_defaults")},
+    ),
     *_group(
         "methods/kalman_config.py",
-        _PRESETS,
-        {"batches of 32": ("batch_size: int = 10", "batch_size: int = 32", "")},
+        "tests/methods/test_kalman.py",
+        {
+            "batches of 32": (
+                "batch_size: int = 10",
+                "batch_size: int = 32",
+                "test_the_papers_settings_are_the_defaults",
+            )
+        },
     ),
     *_group(
         "methods/kalman.py",

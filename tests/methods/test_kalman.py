@@ -89,6 +89,13 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     assert kalman.belief.project(seen.H).diagonal().mean().sqrt().item() == pytest.approx(0.17, rel=1e-4)
 
 
+def test_the_papers_settings_are_the_defaults():
+    """Scaling factor 0.1, forgetting factor 0.98, batches of ten (its section on experiments), for all low-rank ones."""
+    config = KalmanConfig(parameters=("low_rank",))
+    assert (config.filter.alpha, config.noise.beta, config.batch_size) == (0.1, 0.98, 10)
+    assert (FilterConfig().alpha, NoiseConfig().beta) == (0.1, 0.98)
+
+
 def test_a_variance_can_be_given(tiny, task):
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
     method.set_classes(task.class_names, task.templates)
