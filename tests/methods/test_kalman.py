@@ -90,7 +90,7 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
 
 
 def test_the_papers_settings_are_the_defaults():
-    """Scaling factor 0.1, forgetting factor 0.98, batches of ten (its section on experiments), for all low-rank ones."""
+    """Scaling factor 0.1, forgetting factor 0.98, batches of ten: the section on experiments."""
     config = KalmanConfig(parameters=("low_rank",))
     assert (config.filter.alpha, config.noise.beta, config.batch_size) == (0.1, 0.98, 10)
     assert (FilterConfig().alpha, NoiseConfig().beta) == (0.1, 0.98)
