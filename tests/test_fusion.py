@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,6 +114,34 @@ def test_low_rank_beliefs_fuse_as_the_product_of_their_gaussians(tiny, pictures)
     torch.testing.assert_close(fused.filter.belief.s.double(), 1 / total, rtol=1e-4, atol=0)
     assert fused.filter.belief.mean.data_ptr() == fused.encoder.theta.data_ptr()
     assert fused.filter.steps == first.filter.steps + second.filter.steps
+
+
+def test_sites_whose_priors_are_ten_times_apart(tiny, pictures):
+    """What each has seen is what it knows beyond *its* prior; it is added to the geometric mean of both."""
+    first = site(tiny, pictures["first"], "head", prior_variance=2e-2).method
+    second = site(tiny, pictures["second"], "head", prior_variance=2e-3).method
+    fused = fuse_methods([first, second])
+    common = 2e-2 * 10**-0.5
+    assert fused.prior_variance == pytest.approx(common)
+    start = Kalman(tiny, first.config).encoder.theta.double().numpy()
+    s = [part.filter.belief.s.double().numpy() for part in (first, second)]
+    shift = [part.encoder.theta.double().numpy() - start for part in (first, second)]
+    seen = (1 / s[0] - 1 / 2e-2) + (1 / s[1] - 1 / 2e-3)
+    assert (seen * common).max() > 0.1  # some parameters are known better than by any prior
+    total = 1 / common + seen
+    np.testing.assert_allclose(fused.filter.belief.s.numpy(), 1 / total, rtol=1e-4)
+    expected = start + (shift[0] / s[0] + shift[1] / s[1]) / total
+    np.testing.assert_allclose(fused.encoder.theta.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_residuals_of_sites_whose_priors_are_ten_times_apart(tiny, pictures):
+    """Twelve images with 0.05 and six with 0.5: the geometric mean, by images."""
+    few = tuple(values[::2] for values in pictures["second"])
+    first = site(tiny, pictures["first"], classes=ClassConfig(views=2, prior_std=0.05))
+    second = site(tiny, few, classes=ClassConfig(views=2, prior_std=0.5))
+    assert [len(pictures["first"][0]), len(few[0])] == [12, 6]
+    fused = KalmanCLIP.fuse([first, second])
+    assert fused.method.classes.prior_std == pytest.approx(0.05 * 10 ** (1 / 3))
 
 
 def test_what_must_agree(tiny, pictures):

@@ -75,6 +75,32 @@ def test_merged_model_gives_the_same_similarities(backbones, name, config):
     assert all(torch.equal(after[k], before[k]) for k in before), "merging must not touch the backbone"
 
 
+def test_attention_pool_with_sharp_attention(backbones):
+    """Random attention is uniform, whatever asks and whatever answers: with large weights it is not."""
+    backbone = get(backbones, "RN50:random")
+    model = copy.deepcopy(backbone.model)
+    torch.manual_seed(3)
+    pool = model.visual.attnpool
+    with torch.no_grad():
+        for linear in (pool.q_proj, pool.k_proj):
+            linear.weight.normal_(std=3 / linear.in_features**0.5)
+        pool.positional_embedding.normal_()
+    encoder = DualEncoder(dataclasses.replace(backbone, model=model), RESNET)
+    images, tokens = inputs(encoder)
+    with torch.no_grad():
+        (x,) = encoder.image.prefix(images)
+        heads = (pool.num_heads, -1)
+        q, k = pool.q_proj(x[:, 0]).unflatten(-1, heads), pool.k_proj(x).unflatten(-1, heads)
+        attention = torch.einsum("nhd,nthd->nht", q, k).div(q.shape[-1] ** 0.5).softmax(dim=-1)
+    assert attention.amax(dim=-1).mean() > 0.5  # of 50 tokens
+    torch.testing.assert_close(
+        similarities(encoder, images, tokens), plain(model, images, tokens), rtol=0, atol=1e-5
+    )  # open_clip's own
+    encoder.theta.add_(0.1 * torch.randn(encoder.n))
+    tuned = similarities(encoder, images, tokens)
+    torch.testing.assert_close(plain(encoder.merged(), images, tokens), tuned, rtol=0, atol=5e-5)
+
+
 def test_only_the_last_blocks_are_adapted_and_the_rest_is_prefix(backbones):
     encoder = DualEncoder(get(backbones, "tiny"), LowRankConfig(placement="towers", last_blocks=2, rank=1))
     # q, k, v of rank 1 on width 192 (image) and 128 (text), two blocks each

@@ -132,6 +132,24 @@ def test_a_singular_noise_is_repaired_by_the_reference():
     agree(fast, reference, rtol=1e-12, atol=0)
 
 
+def test_a_pivot_of_rounding_error_is_left_to_the_reference():
+    """Twice the same target, but for the last bit of its variance: a plain factor exists, and its inverse is noise."""
+    fast, reference = twins(dtype=torch.float32)
+    (observe,) = batches([1], dtype=torch.float32)
+    R = torch.ones(2, 2)
+    R[1, 1] += torch.finfo(torch.float32).eps
+    assert torch.linalg.cholesky_ex(R).info.item() == 0
+
+    def doubled(mu):
+        seen = observe(mu)
+        return Observation(seen.y.repeat(2), seen.y_hat.repeat(2), seen.H.repeat(2, 1), R)
+
+    for kalman in (fast, reference):
+        assert not kalman.step(doubled).skipped
+    assert torch.equal(fast.belief.mean, reference.belief.mean)
+    assert torch.equal(fast.belief.s, reference.belief.s)
+
+
 def test_the_order_within_a_batch_does_not_matter():
     fast, other = twins(structure="exchangeable")
     other.reference = False

@@ -220,6 +220,22 @@ def test_information_does_not_depend_on_the_prior_it_was_added_to(structure, gen
     torch.testing.assert_close(structure.covariance(fused), torch.linalg.inv(Lambda), **EXACT)
 
 
+@every_kind
+def test_priors_ten_times_apart_count_once_each(kind, generator):
+    """Sites that began with variances 0.2 and 2: the posterior of all data under the common prior, and no other."""
+    H = structured_design(kind, 12, generator)
+    y, mean, noise, variance = normal(12, generator=generator), normal(N, generator=generator), 0.3, 0.7
+    prior, *own = (make_belief(kind, mean.clone(), v, **OPTIONS[kind]) for v in (variance, 0.2, 2.0))
+    parts = [
+        linear_site(kind, h, t, noise, generator, mean, v)
+        for h, t, v in zip(H.split(6), y.split(6), (0.2, 2.0), strict=True)
+    ]
+    Lambda = torch.eye(N, dtype=torch.float64) / variance + H.mT @ H / noise
+    fused = fuse(parts, prior, own)
+    torch.testing.assert_close(fused.mean, torch.linalg.solve(Lambda, mean / variance + H.mT @ y / noise), **EXACT)
+    torch.testing.assert_close(fused.marginal_variance(), torch.linalg.inv(Lambda).diagonal(), **EXACT)
+
+
 def test_priors_must_agree_in_their_mean_and_number():
     prior, other = make_belief("dense", mean_of(), 1.0), make_belief("dense", mean_of() + 1, 1.0)
     with pytest.raises(ConfigError, match="different means"):

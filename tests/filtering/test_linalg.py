@@ -88,6 +88,12 @@ def test_spectral_inverse_square_root():
     torch.testing.assert_close(inverse_root @ matrix @ inverse_root, torch.eye(4).double())
 
 
+def test_rounding_below_zero_is_zero():
+    """A Gram matrix of deficient rank has eigenvalues that rounding makes negative: their root is no NaN."""
+    matrix = torch.diag(torch.tensor([4.0, 0.0, -1e-12]).double())
+    torch.testing.assert_close(spectral(matrix, torch.sqrt), torch.diag(torch.tensor([2.0, 0.0, 0.0]).double()))
+
+
 @dtypes
 def test_whitened_rows_have_the_information_of_the_rows(dtype):
     """(L^-1 H)^T (L^-1 H) = H^T R^-1 H, for a full R and for the shortcut of a diagonal one."""

@@ -4,6 +4,7 @@ With class residuals beside them where both meet; the residuals by themselves ar
 """
 
 import dataclasses
+from itertools import chain
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
+from kalmanclip.encoders.cache import ActivationStore
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
 from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, predictive, silent
@@ -89,6 +91,13 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     assert kalman.belief.project(seen.H).diagonal().mean().sqrt().item() == pytest.approx(0.17, rel=1e-4)
 
 
+def test_the_papers_settings_are_the_defaults():
+    """Scaling factor 0.1, forgetting factor 0.98, batches of ten: the section on experiments."""
+    config = KalmanConfig(parameters=("low_rank",))
+    assert (config.filter.alpha, config.noise.beta, config.batch_size) == (0.1, 0.98, 10)
+    assert (FilterConfig().alpha, NoiseConfig().beta) == (0.1, 0.98)
+
+
 def test_a_variance_can_be_given(tiny, task):
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
     method.set_classes(task.class_names, task.templates)
@@ -101,6 +110,29 @@ def test_deterministic_given_a_seed(tiny, task):
     one, two, other = (fitted(tiny, task, dataclasses.replace(QUICK, seed=s)) for s in (1, 1, 2))
     assert torch.equal(one.encoder.theta, two.encoder.theta)
     assert not torch.allclose(one.encoder.theta, other.encoder.theta)
+
+
+def test_every_pass_has_an_order_of_its_own(tiny, task, monkeypatch):
+    """Each pass shows every image once, in another order; the seed says which, and going on is like never stopping."""
+    shown = []
+    take = ActivationStore.__getitem__
+    monkeypatch.setattr(ActivationStore, "__getitem__", lambda self, i: shown.append(i.tolist()) or take(self, i))
+
+    def orders(fit):
+        shown.clear()
+        fit()
+        return [list(chain(*shown[i : i + 4])) for i in range(0, len(shown), 4)]  # fifteen images, four batches
+
+    def in_parts():
+        method = fitted(tiny, task, dataclasses.replace(QUICK, epochs=1))
+        method.update(task.train, epochs=2)
+
+    three = dataclasses.replace(QUICK, epochs=3)
+    passes = orders(lambda: fitted(tiny, task, three))
+    assert [sorted(order) for order in passes] == [list(range(15))] * 3
+    assert len({tuple(order) for order in passes}) == 3
+    assert orders(in_parts) == passes
+    assert orders(lambda: fitted(tiny, task, dataclasses.replace(three, seed=1)))[0] != passes[0]
 
 
 def test_permuting_a_batch_does_not_change_the_result(tiny, task):

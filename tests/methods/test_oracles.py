@@ -415,6 +415,14 @@ def test_only_the_context_is_learned(tiny, task):
     assert dataclasses.replace(tiny).hash == before
 
 
+def test_the_published_context(tiny, task):
+    """M = 16 (Zhou et al. 2022, and the paper's baseline), drawn from N(0, 0.02^2)."""
+    method = CoOp(tiny, CoOpConfig(epochs=1, views=0))
+    method.fit(task)
+    assert method.context.shape == (16, 128)
+    assert 0.015 < method.context.std().item() < 0.025
+
+
 def test_towers_that_cannot_take_context(tiny, monkeypatch):
     monkeypatch.setattr(tiny.model, "text_pool_type", "none")
     with pytest.raises(ModelError, match="not supported"):

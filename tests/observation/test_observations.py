@@ -93,6 +93,53 @@ def test_bounded_lets_the_nearest_classes_compete():
     assert (terms.G[0, :, [0, 1, 2]] != 0).all()
 
 
+def test_bounded_is_the_softmax_of_its_rivals():
+    """With fewer classes than there are: the gradient of their softmax, and Boehning's bound for so many."""
+    S, labels = random_batch(6, 7, seed=3)
+    terms = make_likelihood("bounded", top=3).terms(S, labels, SCALE)
+    for s, label, y, y_hat, G in zip(S, labels.tolist(), terms.y, terms.y_hat, terms.G, strict=True):
+        others = sorted((c for c in range(7) if c != label), key=lambda c: -s[c])[:2]
+        rivals = [label, *others]
+        logits = (SCALE * s[rivals]).requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.log_softmax(logits, dim=0)[0], logits)
+        torch.testing.assert_close((G.mT @ (y - y_hat))[rivals], SCALE * gradient)
+        bound = SCALE**2 * (torch.eye(3, dtype=torch.float64) - torch.full((3, 3), 1 / 3)) / 2
+        torch.testing.assert_close((G.mT @ G)[rivals][:, rivals], bound)
+
+
+LABELS = [2, 0, 2]  # two of five classes, one of them twice
+TABLE = {  # which texts are shown, and what their images should be like: the table of `kalmanclip.observation`
+    "cosine": ([2, 0, 2], [[1], [1], [1]]),
+    "contrastive": ([0, 2], [[1], [1], [1]]),
+    "symmetric": ([0, 2], [[1, 1], [1, 1], [1, 1]]),
+    "classes": ([0, 1, 2, 3, 4], [[1], [1], [1]]),
+    "pairwise": ([0, 2], [[0, 1], [1, 0], [0, 1]]),
+    "log_likelihood": ([0, 1, 2, 3, 4], [[0], [0], [0]]),
+    "categorical": ([0, 1, 2, 3, 4], [[0, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0]]),
+    "bounded": ([0, 1, 2, 3, 4], [[1, 0, 0, 0, 0]] * 3),  # the own class comes first
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_targets_are_those_of_the_table(name):
+    texts, targets = TABLE[name]
+    likelihood, labels = make_likelihood(name), torch.tensor(LABELS)
+    assert likelihood.texts(labels, 5).tolist() == texts
+    S, _ = random_batch(3, 5, seed=1)
+    terms = likelihood.terms(*similarities(likelihood, S, labels), SCALE)
+    unit = {"categorical": torch.softmax(SCALE * S, dim=1).rsqrt(), "bounded": 2**0.5}.get(name, 1.0)
+    torch.testing.assert_close(terms.y, torch.tensor(targets, dtype=torch.float64) * unit)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_perfect_model_leaves_nothing_to_learn(name, options):
+    """Images of different classes, each like its own text and unlike the others: outputs and targets are the same."""
+    likelihood, labels = make_likelihood(name, **options), torch.tensor([2, 0, 4])
+    S = torch.nn.functional.one_hot(labels, 5).double()
+    terms = likelihood.terms(*similarities(likelihood, S, labels), 1e4)
+    torch.testing.assert_close(terms.y, terms.y_hat, rtol=0, atol=1e-9)
+
+
 def test_a_sure_and_wrong_model_does_not_break_the_step():
     """float32, logits 70 apart: innovation and rows stay finite for every observation."""
     S = torch.tensor([[1.0, -1.0, 0.0]])
@@ -140,6 +187,22 @@ def test_jacobian_of_the_whole_observation(encoder, batch, name, options):
         return  # whitened rows are not the derivative of the scaled outputs; their meaning is tested above
     assert seen.R is None
     assert torch.allclose(seen.H, jacrev(outputs)(encoder.theta), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_targets_of_a_whole_batch(encoder, batch, name):
+    """Of labels 3, 0, 3, 4 among five classes; whitened ones in units of their outputs."""
+    images, labels, texts = batch
+    seen = observe(encoder, make_likelihood(name), images, labels, texts)
+    targets = {
+        "pairwise": [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]],  # of the texts 0, 3, 4
+        "categorical": [[0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
+        "bounded": [[1, 0, 0, 0, 0]] * 4,
+        "log_likelihood": [0] * 4,
+    }.get(name, [1] * len(seen.y_hat))
+    # p / sqrt(p) is what 'categorical' foresees: its target times that is the one-hot one
+    unit = {"categorical": seen.y_hat, "bounded": 0.5**0.5}.get(name, 1.0)
+    torch.testing.assert_close(unit * seen.y, torch.tensor(targets).double().flatten())
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)

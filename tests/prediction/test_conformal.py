@@ -69,6 +69,16 @@ def test_misfits_by_hand():
     np.testing.assert_allclose(misfits(many, "raps") - misfits(many, "aps"), [[0, 0, 0, 0, 0, 0.01, 0.02, 0.03]])
 
 
+def test_sets_by_hand():
+    """One image of a class that fits and one of a class that does not; one limit for both, or one for each."""
+    calibration = Calibration(np.array([0.1, 0.9]), np.array([0, 1]))
+    p = [[0.3, 0.7], [0.95, 0.05]]  # misfits 0.7, 0.3 and 0.05, 0.95
+    assert calibration.sets(p, 0.5).tolist() == [[True, True], [True, False]]  # the second of two: up to 0.9
+    assert calibration.sets(p, 0.5, by_class=True).tolist() == [[False, True], [True, False]]  # up to 0.1, up to 0.9
+    sure = Calibration(np.array([0.01, 0.02]), np.array([0, 1]))
+    assert sure.sets(p, 0.5).tolist() == [[False, True], [True, False]]  # the most probable one, though it misfits
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from(KINDS), st.floats(0.05, 0.9), st.floats(0.05, 0.9))
 def test_sets_grow_with_coverage(seed, kind, first, second):

@@ -53,3 +53,14 @@ def test_a_prediction_of_several_batches():
     nothing = Prediction.joined(names, [])
     assert len(nothing) == len(nothing.labels) == 0
     assert nothing.probabilities.shape == nothing.std.shape == (0, 3)
+
+
+def test_a_prediction_tells_its_parts_apart():
+    """Four sure classifiers that disagree: nothing is aleatoric. Four undecided ones: everything is."""
+    names = ["ash", "birch", "cedar", "oak"]
+    logits = torch.cat([100 * torch.eye(4).unsqueeze(1), torch.zeros(4, 1, 4)], dim=1)  # (draws, images, classes)
+    said = Prediction.of(names, averaged(logits), logits.mean(dim=0), logits.std(dim=0))
+    torch.testing.assert_close(said.aleatoric, torch.tensor([0.0, math.log(4)]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(said.epistemic, torch.tensor([math.log(4), 0.0]), atol=1e-5, rtol=0)
+    assert torch.equal(said.mean, logits.mean(dim=0))
+    assert torch.equal(said.std, logits.std(dim=0))

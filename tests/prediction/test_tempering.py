@@ -28,6 +28,12 @@ def test_few_images_change_little():
     assert fit_temper(lambda t: 0.0, around=0.5) == 0.5
 
 
+@pytest.mark.parametrize(("nats", "steps"), [(0.4, 0), (0.6, 1), (2.2, 2), (-1.2, -1), (-3.4, -3), (100.0, 7)])
+def test_doublings_are_surprising_by_hand(nats, steps):
+    """So many nats per doubling against a standard normal over doublings: ``nats k - k^2 / 2`` is largest at k."""
+    assert fit_temper(lambda t: nats * math.log2(t / 0.5), around=0.5) == pytest.approx(0.5 * 2.0**steps)
+
+
 def test_the_search_ends():
     assert fit_temper(lambda t: 1000 * math.log(t)) == pytest.approx(TYPICAL_TEMPER * 2**7)
     assert fit_temper(lambda t: -1000 * math.log(t)) == pytest.approx(TYPICAL_TEMPER / 2**7)

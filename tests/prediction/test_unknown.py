@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -119,6 +120,18 @@ def test_false_alarms_are_as_many_as_asked_for():
         assert np.mean(alarms) < rate + 3 * error
         if min(counts) > 1:  # a single image of a class cannot say how familiar another one would be: careful
             assert np.mean(alarms) > 0.3 * rate
+
+
+@pytest.mark.parametrize(("rate", "rank"), [(0.05, 1), (0.1, 2), (0.149, 2), (0.5, 10)])
+def test_thresholds_by_hand(rate, rank):
+    """Of 19 images, a new one falls below the k-th lowest with chance k / 20."""
+    k = known([10, 9])
+    assert k.threshold(rate) == (k.held_out.sort().values[rank - 1].item(), True)
+    # too few to count: the prediction interval of a Gaussian of unknown mean and variance (Student's t)
+    few = known([3, 3], seed=1)
+    scores = few.held_out.numpy()
+    quantile = scipy.stats.t(df=5, loc=scores.mean(), scale=scores.std(ddof=1) * math.sqrt(7 / 6)).ppf(0.02)
+    assert few.threshold(0.02) == (pytest.approx(quantile), False)
 
 
 def test_a_stricter_rate_has_a_lower_threshold():

@@ -1,0 +1,759 @@
+"""The mistakes that `benchmarks.mutation` makes on purpose, each with the tests that should notice.
+
+Each is one that a person could make: a target, an exponent, a factor, an index, an end of a range, a number of the
+paper. Those that change nothing a user could see (other but equal code, another order of a sum) are of no use here. Old
+texts are found in the file exactly once; a test of the suite checks it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One mistake.
+
+    Attributes:
+        name: what is wrong, in words.
+        file: in the package.
+        old: a text that occurs in it exactly once.
+        new: what it becomes.
+        tests: as pytest takes them; at least one must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _group(file: str, path: str, mutants: dict[str, tuple[str, str, str]]) -> list[Mutant]:
+    """Mutants of one file, by name: old text, new text, and the test in the file of tests at `path` ('': all of it)."""
+    return [
+        Mutant(f"{file.removesuffix('.py')}: {name}", file, old, new, (f"{path}::{test}" if test else path,))
+        for name, (old, new, test) in mutants.items()
+    ]
+
+
+_CONTRACT = "tests/filtering/test_contract.py"
+
+FILTERING = [
+    *_group(
+        "filtering/kalman.py",
+        "tests/filtering/test_kalman.py",
+        {
+            "the squared distance regulates": (
+                "lam = torch.exp(-self.config.alpha * d_M)",
+                "lam = torch.exp(-self.config.alpha * d_M**2)",
+                "test_each_update_is_regulated_on_its_own",
+            ),
+            "the gain of the previous noise": (
+                "cholesky(HSH + R_k,",
+                "cholesky(HSH + noise.previous(e),",
+                "test_each_update_is_regulated_on_its_own",
+            ),
+            "the covariance's regulation moves the mean": (
+                "belief.move(K @ (lam_mu * e))",
+                "belief.move(K @ (lam_Sigma * e))",
+                "test_each_update_is_regulated_on_its_own",
+            ),
+            "no process noise": (
+                "belief.inflate(self.config.q)",
+                "belief.inflate(0.0)",
+                "test_each_update_is_regulated_on_its_own",
+            ),
+            "the noise is not remembered": (
+                "noise.accept(R_k)",
+                "noise.accept(noise.previous(e))",
+                "test_each_update_is_regulated_on_its_own",
+            ),
+            "the score knows its own batch": (
+                "log_density(e, HSH + noise.previous(e))",
+                "log_density(e, HSH + R_k)",
+                "test_the_predictive_score_does_not_look_at_its_own_batch",
+            ),
+            "a gain that is not finite is used": (
+                "if not all(map(math.isfinite, numbers)):",
+                "if False:",
+                "test_a_broken_step_is_skipped_and_poisons_nothing",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/fast.py",
+        "tests/filtering/test_fast.py",
+        {
+            "the distance is not whitened": (
+                "torch.linalg.vector_norm(solve_lower(root_R, e.unsqueeze(1)))",
+                "torch.linalg.vector_norm(e)",
+                "test_equal_to_the_reference",
+            ),
+            "R and R_k are exchanged": (
+                "[HSH + R, HSH + R_k]",
+                "[HSH + R_k, HSH + R]",
+                "test_equal_to_the_reference",
+            ),
+            "the mean's regulation shrinks the covariance": (
+                "lam_mu * e, lam_Sigma, R_inv[0]",
+                "lam_mu * e, lam_mu, R_inv[0]",
+                "test_equal_to_the_reference",
+            ),
+            "the density without its half": (
+                "white @ white, alpha=0.5)",
+                "white @ white, alpha=1.0)",
+                "test_equal_to_the_reference",
+            ),
+            "a pivot of rounding error is trusted": (
+                "(pivots.square() > m * torch.finfo(e.dtype).eps * entries)",
+                "(pivots.square() > 0 * entries)",
+                "test_a_pivot_of_rounding_error_is_left_to_the_reference",
+            ),
+            "broken numbers change the noise": (
+                "noise.accept(R_k, ok)",
+                "noise.accept(R_k)",
+                "test_broken_numbers_are_refused_as_by_the_reference",
+            ),
+        },
+    ),
+    Mutant(
+        "filtering/fast: numbers that are not finite are trusted",
+        "filtering/fast.py",
+        " & ((0 * numbers).sum() == 0)",
+        "",
+        ("tests/filtering/test_kalman.py::test_a_broken_step_is_skipped_and_poisons_nothing",),
+    ),
+    *_group(
+        "filtering/fused.py",
+        "tests/filtering/test_fused.py",
+        {
+            "the projection with deviations for variances": (
+                "total.addmm_(h * s[part], h.mT)",
+                "total.addmm_(h * s[part].sqrt(), h.mT)",
+                "test_any_chunks_make_the_exact_step",
+            ),
+            "only the last chunk's gain": (
+                "gain += torch.linalg.vector_norm(K).square()",
+                "gain = torch.linalg.vector_norm(K).square()",
+                "test_any_chunks_make_the_exact_step",
+            ),
+            "the precision is not regulated": (
+                "information.mul_(variance).mul_(lam).add_(1)",
+                "information.mul_(variance).add_(1)",
+                "test_any_chunks_make_the_exact_step",
+            ),
+            "the mean moves where it may not": (
+                "mean.add_(torch.where(ok, e @ K, 0))",
+                "mean.add_(e @ K)",
+                "test_nothing_changes_where_it_may_not",
+            ),
+            "a variance may shrink to nothing": (
+                ".add_(1).clamp_(least, 1)",
+                ".add_(1).clamp_(0, 1)",
+                "test_variances_stay_positive",
+            ),
+            "a variance may underflow": (
+                "variance.mul_(torch.where(ok, factor, 1)).clamp_min_(tiny)",
+                "variance.mul_(torch.where(ok, factor, 1))",
+                "test_variances_stay_positive",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/noise.py",
+        "tests/filtering/test_noise.py",
+        {
+            "the methods are exchanged": ("self.config.method == 1 else", "self.config.method == 2 else", ""),
+            "the estimate is not regulated": ("+ lam * (1 - beta) * R_hat", "+ (1 - beta) * R_hat", ""),
+            "cross blocks are scaled by beta": ("R[:m, m:] *= beta**0.5", "R[:m, m:] *= beta", ""),
+            "new positions get the largest variance": (
+                "* self.R.diagonal().mean()",
+                "* self.R.diagonal().max()",
+                "",
+            ),
+            "the mean covariance counts the diagonal": ("/ (m * (m - 1))", "/ (m * m)", ""),
+            "the measured start is a sum": ("epsilon = e.square().mean()", "epsilon = e.square().sum()", ""),
+            "the least common variance of one position too many": ("* self.a / (m - 1))", "* self.a / m)", ""),
+            "beta of 0.95": ("beta: float = 0.98", "beta: float = 0.95", ""),
+        },
+    ),
+    Mutant(
+        "filtering/noise: what is forbidden is replaced",
+        "filtering/noise.py",
+        "torch.where(ok, new, old, out=old)",
+        "old.copy_(new)",
+        ("tests/filtering/test_fast.py::test_broken_numbers_are_refused_as_by_the_reference",),
+    ),
+    *_group(
+        "filtering/diagonal.py",
+        _CONTRACT,
+        {
+            "products with deviations": (
+                "return H * self.s",
+                "return H * self.s.sqrt()",
+                "test_products_with_the_covariance",
+            ),
+            "variances of functions are linear": (
+                "return J.square() @ self.s",
+                "return J.abs() @ self.s",
+                "test_products_with_the_covariance",
+            ),
+            "draws with variances for deviations": (
+                "self.s.sqrt() * self._noise",
+                "self.s * self._noise",
+                "test_samples_have_the_mean_and_the_covariance",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/diagonal.py",
+        "tests/filtering/test_fast.py",
+        {
+            "the covariance form is not regulated": (
+                "(1 - lam * fraction)",
+                "(1 - fraction)",
+                "test_equal_to_the_reference",
+            ),
+            "the precision form is not regulated": (
+                "(1 + lam * self.s * information)",
+                "(1 + self.s * information)",
+                "test_equal_to_the_reference",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/block_diagonal.py",
+        _CONTRACT,
+        {
+            "the process noise is squared": (
+                "block.diagonal().add_(q)",
+                "block.diagonal().add_(q * q)",
+                "test_inflation_adds_q_to_the_diagonal",
+            ),
+            "the root of the shrinkage is forgotten": (
+                "(1 - x).clamp_min(eps).sqrt()",
+                "(1 - x).clamp_min(eps)",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "lambda for its root": (
+                "G = root_lam * solve_lower",
+                "G = lam * solve_lower",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "columns for rows of the root": (
+                "L.square().sum(1) for L",
+                "L.square().sum(0) for L",
+                "test_products_with_the_covariance",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/low_rank.py",
+        _CONTRACT,
+        {
+            "the wrong root of the identity plus a Gram matrix": (
+                "1 / (1 + x + (1 + x).sqrt())",
+                "1 / (1 + x)",
+                "test_products_with_the_covariance",
+            ),
+            "what is dropped is lost": (
+                "self.d + dropped.square().sum(1)",
+                "self.d",
+                "test_low_rank_truncation_keeps_the_diagonal_of_the_precision",
+            ),
+            "the weakest directions are kept": (
+                "rotated[:, :-rank], rotated[:, -rank:]",
+                "rotated[:, rank:], rotated[:, :rank]",
+                "test_low_rank_truncation_keeps_the_diagonal_of_the_precision",
+            ),
+            "the information is not regulated": (
+                "(root_lam * whiten(R, H)).mT",
+                "whiten(R, H).mT",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "the diagonal is not inflated": (
+                "self._assign(self.d / damped,",
+                "self._assign(self.d,",
+                "test_inflation_adds_q_to_the_diagonal",
+            ),
+            "a prior variance is taken for a precision": (
+                "1 / prior_variance(mean, variance)",
+                "prior_variance(mean, variance)",
+                "test_every_prior_is_diagonal",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/dense.py",
+        _CONTRACT,
+        {
+            "Joseph's form without its noise": (
+                " + K @ R @ K.mT",
+                "",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "the decrement is not regulated": (
+                "(1 - lam) * self.covariance + lam * posterior",
+                "posterior",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "draws by the transposed root": (
+                'cholesky(self.covariance, "the covariance").mT',
+                'cholesky(self.covariance, "the covariance")',
+                "test_samples_have_the_mean_and_the_covariance",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/kronecker.py",
+        _CONTRACT,
+        {
+            "the rows' information is a sum": (
+                ".div(self.rows).sqrt()",
+                ".sqrt()",
+                "test_one_step_is_the_projected_exact_update",
+            ),
+            "the process noise is squared": (
+                "noise = math.sqrt(q) *",
+                "noise = q *",
+                "test_inflation_adds_q_to_the_diagonal",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/fusion.py",
+        "tests/filtering/test_fusion.py",
+        {
+            "every site's prior is the common one": (
+                "zip(precisions[:k], precisions[k:], strict=True)",
+                "zip(precisions[:k], [prior] * k, strict=True)",
+                "test_priors_ten_times_apart_count_once_each",
+            ),
+            "every low-rank site's prior is the common one": (
+                "((-1.0, belief) for belief in own)",
+                "((-1.0, prior) for belief in own)",
+                "test_information_does_not_depend_on_the_prior_it_was_added_to",
+            ),
+            "the prior is counted by every site": (
+                "[mine - own for mine, own in",
+                "[mine for mine, own in",
+                "test_natural_parameters_add_and_the_prior_counts_once",
+            ),
+            "a root of the wrong side": (
+                "torch.linalg.solve_triangular(factor.mT, identity, upper=True)",
+                "torch.linalg.solve_triangular(factor, identity, upper=False)",
+                "test_natural_parameters_add_and_the_prior_counts_once",
+            ),
+            "what the rank drops is lost": (
+                "_positive(d + U.square() @ dropped)",
+                "_positive(d)",
+                "test_a_truncated_low_rank_belief_keeps_the_mean_and_the_diagonal_of_the_precision",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/softmax.py",
+        "tests/filtering/test_softmax.py",
+        {
+            "the variance of the logits with the plain scale": (
+                "weights = scale**2 * (x.double() @ Q)",
+                "weights = scale * (x.double() @ Q)",
+                "",
+            ),
+            "a precision for a variance of the gain": ("1 / gain_std**2", "gain_std**2", ""),
+        },
+    ),
+    *_group(
+        "filtering/linalg.py",
+        "tests/filtering/test_linalg.py",
+        {
+            "the squared distance": (
+                "e[:, None]).square().sum().sqrt()",
+                "e[:, None]).square().sum()",
+                "",
+            ),
+            "half of the determinant": ("factor.diagonal().log().sum()", "factor.diagonal().log().sum() / 2", ""),
+            "whitened by variances": ("H * variances.rsqrt()[:, None]", "H / variances[:, None]", ""),
+            "a pivot of rounding error is trusted": ("p * p > tolerance * abs(a)", "p * p > 0", ""),
+            "only the lower triangle counts": ("return (matrix + matrix.mT) / 2", "return matrix", ""),
+            "negative eigenvalues reach the function": ("function(values.clamp_min(0))", "function(values)", ""),
+        },
+    ),
+]
+
+_OBSERVATIONS = "tests/observation/test_observations.py"
+
+OBSERVATION = [
+    *_group(
+        "observation/cosine.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "Terms(torch.ones_like(S), S,",
+                "Terms(torch.zeros_like(S), S,",
+                "test_targets_are_those_of_the_table",
+            )
+        },
+    ),
+    *_group(
+        "observation/matched.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "Terms(torch.ones_like(own), own,",
+                "Terms(torch.zeros_like(own), own,",
+                "test_targets_are_those_of_the_table",
+            ),
+            "the batch's texts are all texts": (
+                "return labels.unique()",
+                "return torch.arange(classes)",
+                "test_targets_are_those_of_the_table",
+            ),
+        },
+    ),
+    *_group(
+        "observation/pairwise.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "y = torch.nn.functional.one_hot(column, C).to(S)",
+                "y = torch.zeros_like(S)",
+                "test_targets_are_those_of_the_table",
+            ),
+        },
+    ),
+    *_group(
+        "observation/log_likelihood.py",
+        _OBSERVATIONS,
+        {
+            "target one": (
+                "Terms(torch.zeros_like(own), own,",
+                "Terms(torch.ones_like(own), own,",
+                "test_targets_are_those_of_the_table",
+            ),
+            "the derivative without the scale": (
+                "(scale * (target - p))",
+                "(target - p)",
+                "test_derivatives_of_gaussian_observations",
+            ),
+        },
+    ),
+    *_group(
+        "observation/categorical.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "Terms(target / root,",
+                "Terms(0 * target / root,",
+                "test_exponential_family_gives_the_gradient_and_the_information",
+            ),
+            "a root of the covariance that is none": (
+                "root.diag_embed() - root.unsqueeze(2) * p.unsqueeze(1)",
+                "root.diag_embed() - p.unsqueeze(2) * root.unsqueeze(1)",
+                "test_exponential_family_gives_the_gradient_and_the_information",
+            ),
+        },
+    ),
+    *_group(
+        "observation/bounded.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "y[:, 0] = 1.0",
+                "y[:, 0] = 0.0",
+                "test_exponential_family_gives_the_gradient_and_the_information",
+            ),
+            "the own class need not take part": (
+                "S.scatter(1, column.unsqueeze(1), math.inf)",
+                "S",
+                "test_bounded_lets_the_nearest_classes_compete",
+            ),
+            "centred over all classes": (
+                "dtype=S.dtype, device=S.device) - 1 / K) / root",
+                "dtype=S.dtype, device=S.device) - 1 / C) / root",
+                "test_bounded_is_the_softmax_of_its_rivals",
+            ),
+            "half of the bound": (
+                "root = math.sqrt(2.0)",
+                "root = math.sqrt(4.0)",
+                "test_exponential_family_gives_the_gradient_and_the_information",
+            ),
+        },
+    ),
+    *_group(
+        "observation/likelihood.py",
+        _OBSERVATIONS,
+        {
+            "probabilities without the scale": (
+                "torch.softmax(scale * S, dim=-1)",
+                "torch.softmax(S, dim=-1)",
+                "test_derivatives_of_gaussian_observations",
+            ),
+        },
+    ),
+    *_group(
+        "observation/observe.py",
+        _OBSERVATIONS,
+        {
+            "target zero": (
+                "Observation(terms.y.flatten(),",
+                "Observation(0 * terms.y.flatten(),",
+                "test_targets_of_a_whole_batch",
+            ),
+            "the likelihood's noise is not passed on": (
+                "if terms.has_covariance else None",
+                "if False else None",
+                "test_jacobian_of_the_whole_observation",
+            ),
+            "absent texts take part": (
+                "masked_fill(~present, -math.inf)",
+                "masked_fill(~present, 0.0)",
+                "test_texts_that_fill_up_a_fixed_shape_change_nothing",
+            ),
+            "prompts of other classes": (
+                "needed.unsqueeze(1) * templates +",
+                "needed.unsqueeze(1) +",
+                "test_several_templates",
+            ),
+        },
+    ),
+]
+
+PREDICTION = [
+    *_group(
+        "prediction/conformal.py",
+        "tests/prediction/test_conformal.py",
+        {
+            "one image too few": (
+                "math.ceil((n + 1) * coverage - 1e-9)",
+                "math.ceil(n * coverage - 1e-9)",
+                "test_too_few_images_are_refused",
+            ),
+            "sets may be empty": (
+                "found[np.arange(len(p)), p.argmax(axis=1)] = True",
+                "pass",
+                "test_sets_by_hand",
+            ),
+            "one limit for all classes": (
+                "self.misfits[self.labels == c]",
+                "self.misfits",
+                "test_sets_by_hand",
+            ),
+            "a penalty from the first rank on": ("FREE_RANKS = 5", "FREE_RANKS = 0", "test_misfits_by_hand"),
+        },
+    ),
+    *_group(
+        "prediction/decomposition.py",
+        "tests/prediction/test_decomposition.py",
+        {
+            "all of the entropy is epistemic": (
+                "Decomposition(aleatoric, total - aleatoric)",
+                "Decomposition(aleatoric, total)",
+                "",
+            ),
+            "rounding makes a part negative": (
+                "torch.minimum(average.entropy, total)",
+                "average.entropy",
+                "",
+            ),
+        },
+    ),
+    *_group(
+        "prediction/prediction.py",
+        "tests/prediction/test_decomposition.py",
+        {
+            "the parts are exchanged": (
+                "parts.aleatoric, parts.epistemic, mean, std)",
+                "parts.epistemic, parts.aleatoric, mean, std)",
+                "",
+            ),
+        },
+    ),
+    *_group(
+        "prediction/gaussian_softmax.py",
+        "tests/prediction/test_gaussian_softmax.py",
+        {
+            "another probit constant": ("(1 + math.pi / 8 *", "(1 + math.pi / 4 *", ""),
+            "deviations are tempered like variances": (
+                "math.sqrt(temper) * self.shared",
+                "temper * self.shared",
+                "",
+            ),
+            "no mirror images": ("[self.mean + away, self.mean - away]", "[self.mean + away, self.mean + away]", ""),
+            "draws with variances for deviations": (
+                "away = z * self.own.clamp_min(0).sqrt()",
+                "away = z * self.own.clamp_min(0)",
+                "",
+            ),
+        },
+    ),
+    *_group(
+        "prediction/tempering.py",
+        "tests/prediction/test_tempering.py",
+        {
+            "nothing is surprising": (" - (step / _SPREAD) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
+            "the search goes up only": ("for direction in (-1, 1):", "for direction in (1,):", "test_the_search_ends"),
+        },
+    ),
+    *_group(
+        "prediction/unknown.py",
+        "tests/prediction/test_unknown.py",
+        {
+            "the pull of two images fewer": (
+                "directions = F.normalize(sums + PULL * overall, dim=-1)",
+                "directions = F.normalize(sums + overall, dim=-1)",
+                "test_the_score_is_its_definition",
+            ),
+            "held out, but not from its class": (
+                "own_sum = sums[own] - f",
+                "own_sum = sums[own]",
+                "test_held_out_scores_are_those_of_a_model_without_the_image",
+            ),
+            "a rank among N, not N + 1": (
+                "math.floor(rate * (N + 1) + 1e-9)",
+                "math.floor(rate * N + 1e-9)",
+                "test_thresholds_by_hand",
+            ),
+            "the next rank": ("values[rank - 1]", "values[rank]", "test_thresholds_by_hand"),
+            "a threshold for the mean of images": (
+                " * math.sqrt(1 + 1 / N)",
+                "",
+                "test_thresholds_by_hand",
+            ),
+        },
+    ),
+]
+
+ELSEWHERE = [
+    *_group(
+        "methods/presets.py",
+        "tests/methods/test_presets.py",
+        {
+            "the other diagonal update": (
+                'belief_options={"update": "covariance"}',
+                'belief_options={"update": "precision"}',
+                "",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/kalman.py",
+        "tests/methods/test_kalman.py",
+        {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "test_the_papers_settings_are_the_defaults")},
+    ),
+    *_group(
+        "methods/kalman_config.py",
+        "tests/methods/test_kalman.py",
+        {
+            "batches of 32": (
+                "batch_size: int = 10",
+                "batch_size: int = 32",
+                "test_the_papers_settings_are_the_defaults",
+            )
+        },
+    ),
+    *_group(
+        "methods/kalman.py",
+        "tests/methods/test_kalman.py",
+        {
+            "the same order in every pass": (
+                "taken = 0 if self.filter is None else self.filter.steps",
+                "taken = 0",
+                "test_every_pass_has_an_order_of_its_own",
+            ),
+        },
+    ),
+    *_group(
+        "encoders/towers.py",
+        "tests/encoders/test_towers.py",
+        {
+            "keys of the pool by the queries' projection": (
+                'self._adapt("k", pool.k_proj, x)',
+                'self._adapt("k", pool.q_proj, x)',
+                "test_attention_pool_with_sharp_attention",
+            ),
+            "queries of the pool by the keys' projection": (
+                'self._adapt("q", pool.q_proj, x[:, :1])',
+                'self._adapt("q", pool.k_proj, x[:, :1])',
+                "test_attention_pool_with_sharp_attention",
+            ),
+        },
+    ),
+    *_group(
+        "methods/fusion.py",
+        "tests/test_fusion.py",
+        {
+            "every site began with the common prior": (
+                "fused.filter.belief, [f.belief for f in own])",
+                "fused.filter.belief)",
+                "test_sites_whose_priors_are_ten_times_apart",
+            ),
+            "the arithmetic mean of the priors": (
+                "    logarithms = sum(w * math.log(v) for v, w in zip(values, weights, strict=True))\n"
+                "    return math.exp(logarithms / sum(weights))",
+                "    return sum(w * v for v, w in zip(values, weights, strict=True)) / sum(weights)",
+                "test_sites_whose_priors_are_ten_times_apart",
+            ),
+            "a standard deviation for a precision": (
+                "_weighted_mean(stds, images) ** -2",
+                "_weighted_mean(stds, images) ** -1",
+                "test_residuals_of_sites_whose_priors_are_ten_times_apart",
+            ),
+            "small sites count like large ones": (
+                "images = [float(memory.count.sum()) for memory in known]",
+                "images = [1.0 for memory in known]",
+                "test_residuals_of_sites_whose_priors_are_ten_times_apart",
+            ),
+        },
+    ),
+    *_group(
+        "methods/recollection.py",
+        "tests/methods/test_stream.py",
+        {
+            "the metric's exponent": (
+                ") ** -0.25)",
+                ") ** -0.5)",
+                "test_the_metric_is_the_inverse_root_of_the_covariance",
+            ),
+            "the metric's floor": (
+                "_FLOOR * largest)",
+                "0.1 * _FLOOR * largest)",
+                "test_the_metric_is_the_inverse_root_of_the_covariance",
+            ),
+        },
+    ),
+    *_group(
+        "methods/coop.py",
+        "tests/methods/test_oracles.py",
+        {"four context tokens": ("context: int = 16", "context: int = 4", "test_the_published_context")},
+    ),
+    *_group(
+        "experiments/paper/printed.py",
+        "tests/experiments/test_paper_studies.py",
+        {
+            "a digit of Table 1": (
+                "(61.10, 86.77, 77.40, 60.97, 46.76, 55.97)",
+                "(61.10, 86.77, 77.40, 60.97, 46.76, 65.97)",
+                "test_the_papers_own_rows_typed_again",
+            ),
+            "two columns of Table 1 exchanged": (
+                "(OURS, 16): (65.30, 89.23, 80.06, 72.95, 66.56, 83.89)",
+                "(OURS, 16): (65.30, 89.23, 80.06, 72.95, 83.89, 66.56)",
+                "test_the_papers_own_rows_typed_again",
+            ),
+            "two rows of Table 1 exchanged": (
+                "(OURS, 4): (62.85,",
+                "(OURS, 4): (64.05,",
+                "test_the_papers_own_rows_typed_again",
+            ),
+            "a digit of Table 2": ("61.90, 48.93)", "61.09, 48.93)", "test_the_papers_own_rows_typed_again"),
+            "a digit of Table 4": (
+                "72.80, 64.56, 87.00)",
+                "72.80, 64.56, 78.00)",
+                "test_the_papers_own_rows_typed_again",
+            ),
+        },
+    ),
+]
+
+MUTANTS: list[Mutant] = [*FILTERING, *OBSERVATION, *PREDICTION, *ELSEWHERE]
