@@ -1,16 +1,18 @@
 """Where the preset `paper` departs from the letter of the paper, and what each departure is worth.
 
-    python -m benchmarks.departures ../shared/data/eurosat ../shared/data/dtd37 [--shots 16] [--seeds 1 2 3]
-        [--json results/departures.json] [--only ...]
+    python -m benchmarks.departures ../shared/data/eurosat ../shared/data/dtd37 --json results/departures.json
+        [--shots 16] [--seeds 1 2 3] [--only ...]
 
 One departure at a time is taken back, and everything at once. Learns one seed's shots and measures on the training
 images that this seed does *not* use: no test image is opened, so the preset may be chosen by this table. A difference
 is paired, the same shots and the same images; it counts if it is more than twice its standard error over the data sets
-and seeds.
+and seeds. Rows that the file has already are not measured again, unless their options have changed.
 """
 
 import argparse
 import dataclasses
+import hashlib
+import itertools
 import json
 import math
 import statistics
@@ -23,47 +25,65 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.development import development, scores
+from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import NumericalError
 from kalmanclip.files import write_atomic
 from kalmanclip.methods import Kalman, KalmanConfig, preset
 
 PAPER = "paper"
+PROMPTS = "prompts of the paper"
+PRINTED = {"eurosat": "a centered satellite photo of a {}"}
+"""As the paper prints them; "a photo of a {}" for all other data sets."""
+
+KEY = ("configuration", "data", "shots", "seed", "model", "options")
 LETTER = preset("paper-literal")
 
 
-def configurations() -> dict[str, KalmanConfig]:
-    """The preset, and with one departure (or several) taken back to the letter."""
+def configurations() -> dict[str, KalmanConfig | None]:
+    """The preset, and with one departure (or several) taken back to the letter; None: zero-shot."""
     paper = preset(PAPER)
 
     def but(**options: Any) -> KalmanConfig:
         return dataclasses.replace(paper, **options)
 
-    filtering: dict[str, Any] = {
-        name: getattr(LETTER, name) for name in ("noise", "belief", "belief_options", "filter")
-    }
+    filtering: dict[str, Any] = {name: getattr(LETTER, name) for name in ("noise", "belief_options", "filter")}
+    once = {"observation": "symmetric", "observation_options": {"distinct": True}}
     return {
+        "zero-shot": None,
         PAPER: paper,
         "observation: similarities (letter)": but(observation="cosine"),
-        "observation: similarities, prior 0.01": but(observation="cosine", prior_std=0.01),
-        "observation: both directions (Eq. 1)": but(observation="symmetric"),
-        "observation: both directions, shared texts once": but(
-            observation="symmetric", observation_options={"distinct": True}
-        ),
         "R by position (letter)": but(noise=LETTER.noise),
         "covariance update (letter)": but(belief_options=LETTER.belief_options),
         "lambda on mean and R (letter)": but(filter=LETTER.filter),
+        "filter to the letter": but(**filtering),
+        "both directions (Eq. 1)": but(observation="symmetric"),
+        "both directions, shared texts once": but(**once),
+        "filter to the letter, both directions": but(**filtering, observation="symmetric"),
+        "filter to the letter, both directions, shared texts once": but(**filtering, **once),
         "prior 0.03": but(prior_std=0.03),
         "prior 0.3": but(prior_std=0.3),
-        "all of the filter to the letter": but(**filtering),
-        "all of the filter to the letter, Eq. 1": but(**filtering, observation="symmetric"),
+        PROMPTS: paper,
         "paper-literal": LETTER,
     }
 
 
-def measure(backbone: Backbone, config: KalmanConfig | None, folder: Path, shots: int, seed: int) -> dict[str, Any]:
-    """Accuracy in %, NLL and seconds of learning; nothing but the reason if it broke down. Without options: zero-shot."""
+def measure(
+    backbone: Backbone, config: KalmanConfig | None, folder: Path, shots: int, seed: int, printed: bool = False
+) -> dict[str, Any]:
+    """Accuracy in %, NLL and seconds of learning; only the reason if it broke down.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options; None: zero-shot.
+        folder: the data set.
+        shots: images per class.
+        seed: of the draw and of the method.
+        printed: prompts as the paper prints them, not those of the comparison.
+    """
     task, rest = development(folder, shots, seed)
+    if printed:
+        task = dataclasses.replace(task, templates=(PRINTED.get(folder.name, "a photo of a {}"),))
     method = Kalman(backbone, None if config is None else dataclasses.replace(config, seed=seed))
     begin = time.perf_counter()
     try:
@@ -78,23 +98,28 @@ def measure(backbone: Backbone, config: KalmanConfig | None, folder: Path, shots
     return {"accuracy": round(accuracy, 3), "nll": round(nll, 4), "seconds": round(seconds, 2), "images": len(rest)}
 
 
-def difference(rows: list[dict[str, Any]], name: str, what: str) -> tuple[float, float] | None:
-    """Mean of a configuration minus `paper` over the same shots, and its standard error; None where it broke down."""
-    cells = {(row["configuration"], row["data"], row["seed"]): row.get(what) for row in rows}
-    pairs = [(value, cells[PAPER, *key[1:]]) for key, value in cells.items() if key[0] == name]
-    if any(a is None or b is None for a, b in pairs):
+def difference(rows: list[dict[str, Any]], name: str, what: str) -> tuple[float, float, int] | None:
+    """Mean of a configuration minus `paper` over the same shots, its standard error, and of how many pairs.
+
+    None where it broke down, or where there are no two pairs.
+    """
+    own, papers = (
+        {(row["data"], row["seed"]): row.get(what) for row in rows if row["configuration"] == which}
+        for which in (name, PAPER)
+    )
+    pairs = [(own[at], papers[at]) for at in own.keys() & papers.keys()]
+    apart = [a - b for a, b in pairs if a is not None and b is not None]
+    if len(apart) < max(len(pairs), 2):
         return None
-    apart = [a - b for a, b in pairs]
-    error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
-    return statistics.mean(apart), error
+    return statistics.mean(apart), statistics.stdev(apart) / math.sqrt(len(apart)), len(apart)
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """One line per configuration: a cell per data set, then the paired difference from `paper`."""
     names, places = (list(dict.fromkeys(row[key] for row in rows)) for key in ("configuration", "data"))
-    drawn = Table(title="accuracy in % / NLL on training images outside the shots; difference from `paper`: mean ± s.e.")
+    drawn = Table(title="accuracy in % / NLL on training images outside the shots; then the difference from `paper`")
     drawn.add_column("configuration")
-    for column in (*places, "accuracy", "NLL"):
+    for column in (*places, "accuracy: mean ± s.e.", "NLL: mean ± s.e.", "pairs"):
         drawn.add_column(column, justify="right")
     for name in names:
         cells = []
@@ -102,42 +127,52 @@ def table(rows: list[dict[str, Any]]) -> Table:
             own = [row for row in rows if (row["configuration"], row["data"]) == (name, place)]
             if all("accuracy" in row for row in own):
                 means = (statistics.mean(row[what] for row in own) for what in ("accuracy", "nll"))
-                cells.append("{:.1f} / {:.3f}".format(*means))
+                cells.append("{:.1f} / {:.3f}".format(*means) if own else "")
             else:
                 cells.append("broke down")
-        for what, form in (("accuracy", "{:+.1f} ± {:.1f}"), ("nll", "{:+.3f} ± {:.3f}")):
-            apart = None if name == PAPER else difference(rows, name, what)
-            cells.append("" if apart is None else form.format(*apart))
+        apart = [None if name == PAPER else difference(rows, name, what) for what in ("accuracy", "nll")]
+        cells += [
+            "" if found is None else form.format(*found)
+            for found, form in zip([*apart, apart[0]], ("{:+.1f} ± {:.1f}", "{:+.3f} ± {:.3f}", "{2}"), strict=True)
+        ]
         drawn.add_row(name, *cells)
     return drawn
 
 
+def digest(config: KalmanConfig | None) -> str:
+    """Of the options: a row that was measured with others is measured again."""
+    words = "" if config is None else json.dumps(to_dict(config), sort_keys=True)
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, and write what was measured."""
+    """Measure what the file does not have yet, write it after each row, and print all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("folders", nargs="*", type=Path, help="none: print what the file has")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", help="these rows, and `paper`")
-    parser.add_argument("--json", type=Path, help="where the rows go")
+    parser.add_argument("--only", nargs="+", help="these rows")
+    parser.add_argument("--json", type=Path, help="where the rows go, and where rows that are there stay")
     options = parser.parse_args(arguments)
-    chosen: dict[str, KalmanConfig | None] = {"zero-shot": None, **configurations()}
-    if options.only:
-        chosen = {name: config for name, config in chosen.items() if name == PAPER or name in options.only}
-    rows: list[dict[str, Any]] = []
+    now = {name: digest(config) for name, config in configurations().items()}
+    rows = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else []
+    rows = [row for row in rows if now.get(row["configuration"]) == row["options"]]
+    done = {tuple(row[key] for key in KEY): row for row in rows}
+    chosen = {name: c for name, c in configurations().items() if not options.only or name in options.only}
     with tempfile.TemporaryDirectory() as folder:
         backbone = dataclasses.replace(load_backbone(options.model), cache=FeatureCache(Path(folder)))
-        for name, config in chosen.items():
-            for place in options.folders:
-                for seed in options.seeds:
-                    found = measure(backbone, config, place, options.shots, seed)
-                    key = {"configuration": name, "data": place.name, "shots": options.shots, "seed": seed}
-                    rows.append({**key, "model": options.model, **found})
-            Console(stderr=True).print(name, style="dim")
-    if options.json is not None:
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        write_atomic(options.json, f"[\n{lines}\n]\n".encode())
+        for place, seed, name in itertools.product(options.folders, options.seeds, chosen):
+            values = (name, place.name, options.shots, seed, options.model, now[name])
+            if values in done:
+                continue
+            found = measure(backbone, chosen[name], place, options.shots, seed, name == PROMPTS)
+            done[values] = dict(zip(KEY, values, strict=True)) | found
+            rows = sorted(done.values(), key=lambda r: ([*now].index(r["configuration"]), *(r[k] for k in KEY[1:])))
+            if options.json is not None:
+                lines = ",\n".join(json.dumps(row) for row in rows)
+                write_atomic(options.json, f"[\n{lines}\n]\n".encode())
+            Console(stderr=True).print(*values[:4], found, style="dim")
     Console(width=150).print(table(rows))
 
 

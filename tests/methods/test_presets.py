@@ -1,6 +1,9 @@
 """Presets: every one works, options go on top of it, and options for nothing are refused."""
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from kalmanclip.experiments.run import method_options
 from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, with_preset
 
 LOW_RANK = ["head", "paper", "paper-literal"]
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -36,11 +40,76 @@ def test_the_head_is_the_default_of_the_low_rank_parameters():
     assert preset("head").low_rank.placement == "head"
 
 
-def test_the_papers_are_inside_the_towers():
-    for name in ("paper", "paper-literal"):
-        assert preset(name).low_rank.placement == "towers"
-    assert preset("paper-literal").observation == "cosine"
-    assert preset("paper").observation == "contrastive"
+LETTER = {
+    "parameters": ["low_rank"],
+    "low_rank": {  # not given: places, blocks, rank and scale
+        "placement": "towers",
+        "towers": ["image", "text"],  # "both image encoder and text encoder"
+        "targets": ["q", "k", "v"],
+        "last_blocks": 2,
+        "rank": 4,
+        "scale": 1.0,
+    },
+    "observation": "cosine",  # y_hat = diag(S_C), y = diag(I)
+    "observation_options": {},
+    "belief": "diagonal",  # Chang et al. (2022)
+    "belief_options": {"update": "covariance"},  # Sigma_k = Sigma - K H Sigma
+    "filter": {"alpha": 0.1, "q": 0.0, "regulate": ["mean", "noise"]},  # Algorithm 1: lambda on mu and R, not on Sigma
+    "noise": {
+        "beta": 0.98,
+        "method": 2,  # R_hat = e e^T + H Sigma H^T
+        "initial": None,  # epsilon is not given
+        "structure": "full",  # R is m x m
+    },
+    "prior_std": 0.01,  # Sigma_0 is not given
+    "prior_variance": None,
+    "epochs": 2,
+    "batch_size": 10,
+    "seed": 0,
+}
+"""Every option of the paper's filter, from the paper's text and not from the code."""
+
+DEPARTURES = {}
+"""What `paper` has otherwise, see docs/method.md."""
+
+
+def listed(name):
+    """Every option of a preset but those of class residuals, which the papers' presets do not learn."""
+    values = json.loads(json.dumps(to_dict(preset(name))))  # tuples as lists, as in a file
+    del values["classes"]
+    return values
+
+
+def test_the_letter_field_by_field():
+    assert listed("paper-literal") == LETTER
+
+
+def test_the_papers_preset_field_by_field():
+    assert listed("paper") == LETTER | DEPARTURES
+
+
+def test_the_letter_is_what_the_paper_prints():
+    if not PAPER.is_file():
+        pytest.skip("the paper's source is not here")
+    text = " ".join(PAPER.read_text().split())
+    alpha, beta = re.search(
+        r"scaling factor \$\\alpha\$ to ([\d.]+) and the forgetting factor \$\\beta\$ to (\d\.\d+)", text
+    ).groups()
+    size, passes = re.search(r"the batch size is set to (\d+), with (\d+) epochs for smaller datasets", text).groups()
+    assert (float(alpha), float(beta)) == (LETTER["filter"]["alpha"], LETTER["noise"]["beta"])
+    assert (int(size), int(passes)) == (LETTER["batch_size"], LETTER["epochs"])
+    algorithm = text[text.index(r"\begin{algorithmic}") : text.index(r"\end{algorithmic}")]
+    regulated = [
+        name
+        for name, line in (
+            ("mean", r"\vmu_{k|k-1} + \lambda \mK_k"),
+            ("covariance", r"\mSigma_{k|k-1} - \lambda"),
+            ("noise", r"\lambda (1-\beta) \hat{\boldsymbol{R}}_k"),
+        )
+        if line in algorithm
+    ]
+    assert regulated == LETTER["filter"]["regulate"]
+    assert r"+ \mH_k \mSigma_{k|k-1} \mH_k^{\top}$ \State $\boldsymbol{R}_k" in algorithm  # method 2
 
 
 @pytest.mark.parametrize("name", ["papr", "", "Default"])

@@ -35,9 +35,9 @@ def require_shareable(config: KalmanConfig) -> None:
         )
     if "low_rank" in config.parameters and not make_likelihood(config.observation, **config.observation_options).by_row:
         raise ConfigError(
-            f"Several ranks cannot share the observation {config.observation!r}: it compares the images of a batch with "
-            "each other, and each rank sees its own images only. Choose another one, such as 'contrastive', or start a "
-            "single process."
+            f"Several ranks cannot share the observation {config.observation!r}: it compares the images of a batch "
+            "with each other, and each rank sees its own images only. Choose another one, such as 'contrastive', or "
+            "start a single process."
         )
 
 

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | ``cosine`` | similarity with its own text (the paper to the letter) | 1 | none |
 | ``contrastive`` | probability of its own text among the batch's | 1 | the batch's other texts |
-| ``symmetric`` | the same, and the probability of the image among the batch's (Eq. 1) | 1 | the batch's other texts, images |
+| ``symmetric`` | that, and its probability given its text (Eq. 1) | 1 | the batch's other texts and images |
 | ``classes`` | probability of its own class | 1 | all other classes |
 | ``pairwise`` | similarities with the batch's texts (the paper's ``flatten``) | identity | the batch's other texts |
 | ``log_likelihood`` | log-probability of its own class | 0 | all other classes |

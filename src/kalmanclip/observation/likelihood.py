@@ -20,8 +20,8 @@ class Terms(NamedTuple):
     Attributes:
         y: targets (B, K).
         y_hat: outputs (B, K).
-        G: derivatives (B, K, C) of the outputs with respect to their image's row of similarities; unless the observation
-            is ``by_row``, (B, K, B, C) with respect to all rows.
+        G: derivatives (B, K, C) of the outputs with respect to their image's row of similarities; (B, K, B, C) with
+            respect to all rows, if the observation is not ``by_row``.
         has_covariance: True when the outputs are scaled to unit observation covariance by the likelihood itself, so
             that no moving average is needed: ``R = I``.
     """

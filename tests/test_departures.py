@@ -1,0 +1,69 @@
+"""The measurement behind the preset `paper`: which images it uses, what it flips, how it compares."""
+
+import json
+
+import pytest
+from benchmarks import departures
+from benchmarks.departures import PAPER, configurations, difference, main
+
+from kalmanclip.config import to_dict
+from kalmanclip.methods import preset
+
+
+def test_every_departure_is_taken_back():
+    """Between them, the rows that are the letter in one thing differ from `paper` in all that `paper` differs."""
+    paper, letter = to_dict(preset(PAPER)), to_dict(preset("paper-literal"))
+    apart = {key for key in paper if paper[key] != letter[key]}
+    flipped = set()
+    for name, config in configurations().items():
+        if config is None or name == "paper-literal":
+            continue
+        values = to_dict(config)
+        flipped |= {key for key in values if values[key] != paper[key] and values[key] == letter[key]}
+    assert flipped == apart - {"prior_std"}, "Sigma_0 has no letter: other priors are measured instead"
+    assert {config.prior_std for config in configurations().values() if config} > {paper["prior_std"]}
+
+
+def test_differences_are_paired():
+    def row(name, data, seed, accuracy):
+        return {"configuration": name, "data": data, "seed": seed, "accuracy": accuracy}
+
+    rows = [row(PAPER, "a", 1, 50.0), row(PAPER, "a", 2, 60.0), row(PAPER, "b", 1, 10.0)]
+    rows += [row("other", "a", 2, 63.0), row("other", "a", 1, 51.0)]
+    mean, error, pairs = difference(rows, "other", "accuracy")
+    assert (mean, error, pairs) == (2.0, pytest.approx(1.0), 2)
+    assert difference(rows[:4], "other", "accuracy") is None  # one pair has no spread
+    broken = {"configuration": "other", "data": "b", "seed": 1, "broke down": "why"}
+    assert difference([*rows, broken], "other", "accuracy") is None
+
+
+def test_rows_are_measured_once_and_again_with_other_options(shapes, tmp_path, monkeypatch, capsys):
+    """Two rows on a folder without shot lists; a second call measures what the first has not."""
+    folder = tmp_path / "shapes"
+    folder.mkdir()
+    (folder / "train").symlink_to(shapes)
+    monkeypatch.setattr("benchmarks.development.MOST_SHOTS", 2)
+    measured = []
+
+    def measure(backbone, config, place, shots, seed, printed):
+        measured.append((config, place.name, shots, seed, printed))
+        if config is not None:
+            return {"accuracy": 1.0, "nll": 1.0}
+        return really(backbone, config, place, shots, seed, printed)
+
+    really = departures.measure
+    monkeypatch.setattr(departures, "measure", measure)
+    file = tmp_path / "rows.json"
+    call = [str(folder), "--shots", "2", "--json", str(file), "--only", "zero-shot", "prompts of the paper"]
+    main([*call, "--seeds", "1"])
+    (zero, printed) = json.loads(file.read_text())
+    assert (zero["configuration"], zero["seed"], zero["images"]) == ("zero-shot", 1, 9)  # 15 less 2 of each class
+    assert printed["options"] != zero["options"]
+    main([*call, "--seeds", "1", "2"])
+    assert [m[3:] for m in measured] == [(1, False), (1, True), (2, False), (2, True)]
+    assert len(json.loads(file.read_text())) == 4
+    monkeypatch.setattr(departures, "digest", lambda config: "other options")
+    main([*call, "--seeds", "1"])
+    assert len(measured) == 6
+    assert {row["options"] for row in json.loads(file.read_text())} == {"other options"}
+    capsys.readouterr()
