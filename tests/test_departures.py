@@ -1,34 +1,39 @@
-"""The measurement behind the preset `paper`: which images it uses, what it flips, how it compares."""
+"""The measurement behind the preset `paper`: what it takes back, how it compares, what it measures again."""
 
 import json
 
 import pytest
 from benchmarks import departures
-from benchmarks.departures import PAPER, configurations, difference, main
+from benchmarks.departures import ALL, configurations, difference, main
 
 from kalmanclip.config import to_dict
 from kalmanclip.methods import preset
 
 
 def test_every_departure_is_taken_back():
-    """Between them, the rows that are the letter in one thing differ from `paper` in all that `paper` differs."""
-    paper, letter = to_dict(preset(PAPER)), to_dict(preset("paper-literal"))
-    apart = {key for key in paper if paper[key] != letter[key]}
-    flipped = set()
-    for name, config in configurations().items():
-        if config is None or name == "paper-literal":
-            continue
-        values = to_dict(config)
-        flipped |= {key for key in values if values[key] != paper[key] and values[key] == letter[key]}
-    assert flipped == apart - {"prior_std"}, "Sigma_0 has no letter: other priors are measured instead"
-    assert {config.prior_std for config in configurations().values() if config} > {paper["prior_std"]}
+    rows = configurations()
+    letter, paper = preset("paper-literal"), preset("paper")
+    assert rows["these three (the preset paper)"] == paper
+    assert rows["paper-literal"] == letter
+    everything = to_dict(rows[ALL])
+    apart = {key for key, value in to_dict(letter).items() if everything[key] != value}
+    assert apart == {"observation", "noise", "belief_options", "filter", "prior_std"}
+    alone = {
+        "similarities as observation": "observation",
+        "R by position": "noise",
+        "covariance update": "belief_options",
+        "lambda on mean and R only": "filter",
+    }
+    for name, key in alone.items():
+        assert to_dict(rows[name]) == everything | {key: to_dict(letter)[key]}
+    assert rows[departures.PROMPTS] == rows[ALL]
 
 
 def test_differences_are_paired():
     def row(name, data, seed, accuracy):
         return {"configuration": name, "data": data, "seed": seed, "accuracy": accuracy}
 
-    rows = [row(PAPER, "a", 1, 50.0), row(PAPER, "a", 2, 60.0), row(PAPER, "b", 1, 10.0)]
+    rows = [row(ALL, "a", 1, 50.0), row(ALL, "a", 2, 60.0), row(ALL, "b", 1, 10.0)]
     rows += [row("other", "a", 2, 63.0), row("other", "a", 1, 51.0)]
     mean, error, pairs = difference(rows, "other", "accuracy")
     assert (mean, error, pairs) == (2.0, pytest.approx(1.0), 2)

@@ -31,6 +31,7 @@ from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
 from kalmanclip.methods import preset as find_preset
+from kalmanclip.methods import replaced
 from kalmanclip.methods.fusion import fuse_methods
 from kalmanclip.prediction import SAMPLES, Prediction
 from kalmanclip.prediction.unknown import FALSE_ALARMS
@@ -78,7 +79,7 @@ class KalmanCLIP:
         if config is not None and preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
         try:
-            self.config = dataclasses.replace(config or find_preset("default" if preset is None else preset), **options)
+            self.config = replaced(config or find_preset("default" if preset is None else preset), **options)
         except TypeError as problem:
             known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
             raise ConfigError(f"{problem}. Known options: {known}.") from problem

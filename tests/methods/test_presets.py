@@ -12,7 +12,7 @@ from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.run import method_options
-from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, with_preset
+from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, replaced, with_preset
 
 LOW_RANK = ["head", "paper", "paper-literal"]
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
@@ -69,8 +69,8 @@ LETTER = {
 }
 """Every option of the paper's filter, from the paper's text and not from the code."""
 
-DEPARTURES = {}
-"""What `paper` has otherwise, see docs/method.md."""
+DEPARTURES = {"observation": "contrastive", "prior_std": 0.1}
+"""What `paper` has otherwise, as measured: see docs/method.md."""
 
 
 def listed(name):
@@ -135,6 +135,22 @@ def test_options_go_on_top_of_a_preset():
     assert config == dataclasses.replace(preset("paper"), epochs=7, low_rank=rank_two)
     assert preset("paper").low_rank.rank == 4  # it stays what it is
     assert with_preset({}) == to_dict(KalmanConfig())
+
+
+def test_another_structure_takes_its_own_options(tiny):
+    """The preset's update is about a diagonal belief: a dense one would refuse it."""
+    assert with_preset({"preset": "paper", "belief": "dense"})["belief_options"] == {}
+    assert with_preset({"preset": "paper", "belief": "low_rank", "belief_options": {"rank": 3}})["belief_options"] == {
+        "rank": 3
+    }
+    assert with_preset({"preset": "paper", "belief": "diagonal"})["belief_options"] == {"update": "covariance"}
+    assert KalmanCLIP(tiny, preset="paper", belief="dense").config.belief_options == {}
+    assert KalmanCLIP(tiny, preset="paper", epochs=3).config.belief_options == {"update": "covariance"}
+    symmetric = replaced(preset("paper"), observation="symmetric", observation_options={"distinct": True})
+    assert symmetric.belief_options == {"update": "covariance"}
+    assert replaced(symmetric, epochs=3).observation_options == {"distinct": True}
+    assert replaced(symmetric, observation="bounded").observation_options == {}
+    assert preset("paper").belief_options == {"update": "covariance"}  # it stays what it is
 
 
 def test_what_is_given_is_not_changed():
