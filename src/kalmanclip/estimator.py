@@ -29,9 +29,8 @@ from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
-from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
+from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, replaced, silent
 from kalmanclip.methods import preset as find_preset
-from kalmanclip.methods import replaced
 from kalmanclip.methods.fusion import fuse_methods
 from kalmanclip.prediction import SAMPLES, Prediction
 from kalmanclip.prediction.unknown import FALSE_ALARMS
