@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.development import development, scores
 from kalmanclip.config import to_dict
@@ -109,7 +108,7 @@ def measure(
 def difference(rows: list[dict[str, Any]], name: str, what: str) -> tuple[float, float, int] | None:
     """Mean of a configuration minus `all departures` over the same shots, its standard error, and of how many pairs.
 
-    None where it broke down, or where there are no two pairs.
+    None where it broke down, or was not measured; one pair has no standard error (NaN).
     """
     own, base = (
         {(row["data"], row["seed"]): row.get(what) for row in rows if row["configuration"] == which}
@@ -117,36 +116,37 @@ def difference(rows: list[dict[str, Any]], name: str, what: str) -> tuple[float,
     )
     pairs = [(own[at], base[at]) for at in own.keys() & base.keys()]
     apart = [a - b for a, b in pairs if a is not None and b is not None]
-    if len(apart) < max(len(pairs), 2):
+    if len(apart) < max(len(pairs), 1):
         return None
-    return statistics.mean(apart), statistics.stdev(apart) / math.sqrt(len(apart)), len(apart)
+    error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
+    return statistics.mean(apart), error, len(apart)
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    """One line per configuration: a cell per data set, then the paired difference from `all departures`."""
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Heads, then a line per configuration: the mean of each data set, and the paired difference from `ALL`."""
     names, places = (list(dict.fromkeys(row[key] for row in rows)) for key in ("configuration", "data"))
-    drawn = Table(
-        title="accuracy in % / NLL on training images outside the shots; then the difference from `all departures`"
-    )
-    drawn.add_column("configuration")
-    for column in (*places, "accuracy: mean ± s.e.", "NLL: mean ± s.e.", "pairs"):
-        drawn.add_column(column, justify="right")
+    lines = [["configuration", *places, "accuracy: mean ± s.e.", "NLL: mean ± s.e.", "pairs"]]
     for name in names:
-        cells = []
+        cells = [name]
         for place in places:
             own = [row for row in rows if (row["configuration"], row["data"]) == (name, place)]
             if all("accuracy" in row for row in own):
-                means = (statistics.mean(row[what] for row in own) for what in ("accuracy", "nll"))
+                means = (statistics.mean(row[what] for row in own) for what in ("accuracy", "nll") if own)
                 cells.append("{:.1f} / {:.3f}".format(*means) if own else "")
             else:
                 cells.append("broke down")
         apart = [None if name == ALL else difference(rows, name, what) for what in ("accuracy", "nll")]
-        cells += [
-            "" if found is None else form.format(*found)
-            for found, form in zip([*apart, apart[0]], ("{:+.1f} ± {:.1f}", "{:+.3f} ± {:.3f}", "{2}"), strict=True)
-        ]
-        drawn.add_row(name, *cells)
-    return drawn
+        forms = ("{:+.1f} ± {:.1f}", "{:+.3f} ± {:.3f}", "{2}")
+        texts = ["" if f is None else form.format(*f) for f, form in zip([*apart, apart[0]], forms, strict=True)]
+        cells += [text.removesuffix(" ± nan") for text in texts]
+        lines.append(cells)
+    return lines
+
+
+def markdown(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table in docs/method.md."""
+    heads, *lines = table(rows)
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *lines)]
 
 
 def digest(config: KalmanConfig | None) -> str:
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_atomic(options.json, f"[\n{lines}\n]\n".encode())
             Console(stderr=True).print(*values[:4], found, style="dim")
-    Console(width=150).print(table(rows))
+    print(*markdown(rows), sep="\n")
 
 
 if __name__ == "__main__":

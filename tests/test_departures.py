@@ -1,10 +1,12 @@
 """The measurement behind the preset `paper`: what it takes back, how it compares, what it measures again."""
 
 import json
+import math
+from pathlib import Path
 
 import pytest
 from benchmarks import departures
-from benchmarks.departures import ALL, configurations, difference, main
+from benchmarks.departures import ALL, configurations, difference, digest, main, markdown
 
 from kalmanclip.config import to_dict
 from kalmanclip.methods import preset
@@ -37,9 +39,21 @@ def test_differences_are_paired():
     rows += [row("other", "a", 2, 63.0), row("other", "a", 1, 51.0)]
     mean, error, pairs = difference(rows, "other", "accuracy")
     assert (mean, error, pairs) == (2.0, pytest.approx(1.0), 2)
-    assert difference(rows[:4], "other", "accuracy") is None  # one pair has no spread
+    mean, error, pairs = difference(rows[:4], "other", "accuracy")
+    assert (mean, math.isnan(error), pairs) == (3.0, True, 1)
+    assert difference(rows[:3], "other", "accuracy") is None
     broken = {"configuration": "other", "data": "b", "seed": 1, "broke down": "why"}
     assert difference([*rows, broken], "other", "accuracy") is None
+
+
+def test_the_docs_show_what_is_in_the_file():
+    """Every line of the table, drawn from the committed rows, which were measured with the options of today."""
+    root = Path(__file__).parents[1]
+    rows = json.loads((root / "results" / "departures.json").read_text())
+    text = (root / "docs" / "method.md").read_text()
+    assert [line for line in markdown(rows) if line not in text] == []
+    now = {name: digest(config) for name, config in configurations().items()}
+    assert {row["configuration"] for row in rows if row["options"] != now[row["configuration"]]} == set()
 
 
 def test_rows_are_measured_once_and_again_with_other_options(shapes, tmp_path, monkeypatch, capsys):
