@@ -19,6 +19,7 @@ python -m benchmarks.parallel           what several processes send each other, 
 python -m benchmarks.mutation           whether the tests notice a mistake, one at a time
 python -m benchmarks.study DATA         what each part of the default brings
 python -m benchmarks.observations DATA  which observation learns
+python -m benchmarks.departures DATA    what each departure of the preset `paper` from the paper is worth
 python -m benchmarks.pairs DATA         captions
 python -m benchmarks.uncertainty DATA   whether probabilities mean what they say
 python -m benchmarks.stream DATA        classes that arrive one group after the other

@@ -29,7 +29,7 @@ from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
-from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, silent
+from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, replaced, silent
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.fusion import fuse_methods
 from kalmanclip.prediction import SAMPLES, Prediction
@@ -40,11 +40,14 @@ Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSour
 
 
 class KalmanCLIP:
-    """A CLIP classifier fine-tuned from a few images per class by a Kalman filter.
+    """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
+
+    By default softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by iterated
+    Kalman updates. The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters batch by batch.
 
     >>> clf = KalmanCLIP("tiny").fit("photos/")            # photos/cat/*.jpg, photos/dog/*.jpg
     >>> clf.predict(["new.jpg"])
-    >>> clf.partial_fit("more_photos/")                    # goes on filtering
+    >>> clf.partial_fit("more_photos/")                    # learns on, without the old images
     >>> clf.save("pets.adapter"); KalmanCLIP.load("pets.adapter")
 
     Args:
@@ -75,7 +78,7 @@ class KalmanCLIP:
         if config is not None and preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
         try:
-            self.config = dataclasses.replace(config or find_preset("default" if preset is None else preset), **options)
+            self.config = replaced(config or find_preset("default" if preset is None else preset), **options)
         except TypeError as problem:
             known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
             raise ConfigError(f"{problem}. Known options: {known}.") from problem
@@ -159,9 +162,12 @@ class KalmanCLIP:
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
-        """Goes on filtering with more images: the posterior so far is the prior now.
+        """Learns on from more images; those learned before are not needed.
 
-        Classes not seen before are added; one class alone is enough. Without `fit` before it, it starts from the prior.
+        Low-rank parameters are filtered on: their posterior so far is the prior now. Class residuals (the default) are
+        fitted again from the prior, over the new images and over pseudo-images drawn from the sums that stand for the
+        old ones; see `kalmanclip.methods.recollection`. Classes not seen before are added; one class alone is enough.
+        Without `fit` before it, it starts from the prior.
         """
         if isinstance(images, LabelledImages):  # its numbers count in its own names
             labels, images = [images.class_names[label] for label in images.labels], images.sources

@@ -204,3 +204,36 @@ def test_the_noise_changes_nobody_elses_tensors(structure):
     assert torch.equal(R, torch.eye(3, dtype=torch.float64))
     assert torch.equal(told, R)
     assert all(torch.equal(state[name], t) for name, t in kept.items())
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("size", [1e11, 1e14, 3e16])
+def test_a_huge_batch_and_then_a_batch_of_one_do_not_poison_the_noise(reference, size):
+    """float32: the product of a variance and a covariance of 1e22 is infinite, their correlation is not."""
+    generator = torch.Generator().manual_seed(3)
+    belief = make_belief("diagonal", torch.zeros(4), 1.0)
+    kalman = KalmanFilter(belief, ObservationNoise(NoiseConfig(structure="exchangeable")), reference=reference)
+
+    def step(m, scale=1.0):
+        H = scale * (1 + 0.1 * torch.randn(m, 4, generator=generator))
+        y = torch.randn(m, generator=generator)
+        return kalman.step(lambda mean: Observation(y, torch.zeros(m), H))
+
+    assert not step(3).skipped
+    assert not step(3, size).skipped
+    before = kalman.noise.R
+    assert not step(1).skipped
+    torch.testing.assert_close(kalman.noise.R[0, 1] / kalman.noise.R[0, 0], before[0, 1] / before[0, 0])
+    for m in (3, 1, 2):
+        assert not step(m).skipped
+    assert torch.isfinite(kalman.noise.R).all()
+
+
+@pytest.mark.parametrize("allowed", [None, True])
+def test_a_batch_of_one_after_noise_of_any_size(allowed):
+    """From 1e-30 to 1e30 and back, as the reference and as the fast path take it over."""
+    for start, end in ((1e-30, 1e30), (1e30, 1e-30), (1e37, 1e37), (1e-37, 1e-37)):
+        noise = ObservationNoise(NoiseConfig(structure="exchangeable"))
+        noise.accept(start * torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+        noise.accept(torch.full((1, 1), end), None if allowed is None else torch.tensor(allowed))
+        torch.testing.assert_close(noise.R / end, torch.tensor([[1.0, 0.5], [0.5, 1.0]]))

@@ -77,6 +77,8 @@ def all_fits(ranks, root, broken):
     found["another seed"] = error_of(lambda: fitted(root, other, ranks))
     dense = dataclasses.replace(PAPER, belief="low_rank")
     found["another belief"] = error_of(lambda: fitted(root, dense, ranks))
+    symmetric = dataclasses.replace(PAPER, observation="symmetric")
+    found["another observation"] = error_of(lambda: fitted(root, symmetric, ranks))
     return found
 
 

@@ -82,6 +82,13 @@ def test_only_a_diagonal_belief_is_shared(answers):
         assert "'low_rank'" in answer["another belief"][1]
 
 
+def test_an_observation_of_the_whole_batch_is_not_shared(answers):
+    for answer in answers:
+        assert answer["another observation"][0] == "ConfigError"
+        assert "'symmetric'" in answer["another observation"][1]
+        assert "single process" in answer["another observation"][1]
+
+
 def tensors(folder):
     return load_file(Path(folder) / read_json(Path(folder) / "adapter.json")["tensors"]["file"])
 

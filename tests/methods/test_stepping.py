@@ -25,8 +25,9 @@ def setup(observation, device="cpu", capture=True, placement="towers"):
 LABELS = torch.tensor([0, 1, 2, 2, 3, 4, 5, 5])
 
 
-def test_a_step_learns_its_batch():
-    step, images = setup("contrastive")
+@pytest.mark.parametrize("observation", ["contrastive", "symmetric"])
+def test_a_step_learns_its_batch(observation):
+    step, images = setup(observation)
     records = [step(images, LABELS) for _ in range(5)]
     assert not any(record.skipped for record in records)
     assert records[-1].innovation < records[0].innovation
@@ -34,7 +35,7 @@ def test_a_step_learns_its_batch():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("observation", ["cosine", "contrastive", "classes", "pairwise", "bounded"])
+@pytest.mark.parametrize("observation", ["cosine", "contrastive", "symmetric", "classes", "pairwise", "bounded"])
 def test_captured_steps_are_the_plain_ones(observation):
     """Full batches with repeated and distinct classes, and a short one in between: equal to 1e-5."""
     ends = []

@@ -15,7 +15,11 @@ from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 from kalmanclip.observation.observe import compared
 
 SCALE = 7.0
-VARIANTS = [(name, {}) for name in LIKELIHOODS] + [("bounded", {"top": 3}), ("bounded", {"top": None})]
+VARIANTS = [
+    *((name, {}) for name in LIKELIHOODS),
+    *(("bounded", {"top": top}) for top in (3, None)),
+    ("symmetric", {"distinct": True}),
+]
 
 
 def random_batch(B: int, C: int, seed: int):
@@ -244,12 +248,17 @@ def test_unknown_names_and_options():
         make_likelihood("cosine", top=3)
     with pytest.raises(ConfigError, match="at least 2"):
         make_likelihood("bounded", top=1)
+    with pytest.raises(ConfigError, match="True or False"):
+        make_likelihood("symmetric", distinct="no")
 
 
-def test_texts_that_fill_up_a_fixed_shape_change_nothing(encoder, batch):
-    """Contrastive with the batch's three distinct texts, and with four of which one is absent."""
+@pytest.mark.parametrize(
+    ("name", "options"), [("contrastive", {}), ("symmetric", {}), ("symmetric", {"distinct": True})]
+)
+def test_texts_that_fill_up_a_fixed_shape_change_nothing(encoder, batch, name, options):
+    """With the batch's three distinct texts, and with four of which one is absent."""
     images, labels, texts = batch
-    likelihood = make_likelihood("contrastive")
+    likelihood = make_likelihood(name, **options)
     filled = compared(likelihood, labels, len(texts[0]), fill=True)
     assert filled.present.tolist() == [True, True, True, False]
     exact, padded = (observe(encoder, likelihood, images, seen, texts) for seen in (labels, filled))

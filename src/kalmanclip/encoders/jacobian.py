@@ -1,7 +1,8 @@
 """Exact Jacobians of similarities with respect to the low-rank parameters, in as few backward passes as possible.
 
-Everything the filter observes is a function of the similarity matrix ``S`` (B images, C texts), and every output
-belongs to one image: output (i, k) depends on row i of ``S`` alone. With ``G[i, k, c] = d y_hat[i, k] / d S[i, c]``:
+Everything the filter observes is a function of the similarity matrix ``S`` (B images, C texts), and as a rule every
+output belongs to one image: output (i, k) depends on row i of ``S`` alone. With ``G[i, k, c] = d y_hat[i, k] / d S[i,
+c]``:
 
 - image tower: output (i, k) reaches only image i, so one backward pass per k yields a row for every image;
 - text tower, *paired* (text i belongs to image i and to nothing else): one backward pass for all rows;
@@ -9,6 +10,10 @@ belongs to one image: output (i, k) depends on row i of ``S`` alone. With ``G[i,
   there is one output per image, kept per text and recombined with ``G`` when there are several.
 
 Matched pairs therefore cost one backward pass per tower, as much as one step of gradient descent.
+
+Outputs that depend on all rows, ``G[i, k, j, c] = d y_hat[i, k] / d S[j, c]``, are sums over all similarities of
+``G d S[j, c] / d theta``: C backward passes through the image tower yield d S for every image and one text each, B
+through the text tower for every text and one image each.
 """
 
 from __future__ import annotations
@@ -72,10 +77,15 @@ class SimilarityJacobian:
         self.S = (self.I * self.T).sum(dim=-1, keepdim=True) if paired else self.I @ self.T.mT
 
     def rows(self, G: Tensor) -> Tensor:
-        """``H`` (B * K, n) from ``G`` (B, K, C), the derivative of the outputs with respect to their row of ``S``.
+        """``H`` (B * K, n) from ``G``, the derivative of the outputs with respect to ``S``.
 
         To be called once: the backward passes consume what the forward pass has kept.
+
+        Args:
+            G: (B, K, C), with respect to an output's own row; or (B, K, B, C), with respect to all rows.
         """
+        if G.dim() == 4:
+            return self._rows_of_all(G.flatten(0, 1))
         B, K, _ = G.shape
         H = self.I.new_empty(B, K, self.encoder.n)
         n_image = self.encoder.n_image
@@ -84,6 +94,24 @@ class SimilarityJacobian:
         if self.encoder.n_text:
             self._text_rows(G, H[..., n_image:])
         return H.flatten(0, 1)
+
+    def _rows_of_all(self, G: Tensor) -> Tensor:
+        """``H`` (M, n) from derivatives (M, B, C) of M outputs with respect to all similarities."""
+        assert not self.paired, "paired texts go with outputs of their own image alone"
+        M, B, C = G.shape
+        H = self.I.new_zeros(M, self.encoder.n)
+        n_image, n_text = self.encoder.n_image, self.encoder.n_text
+        if n_image:
+            per_image = self.I.new_empty(B, n_image)
+            for c in range(C):  # d S[j, c] / d theta for all images j
+                _pull(self._I, self.T[c].expand(B, -1), self.encoder.image, per_image, last=c == C - 1)
+                H[:, :n_image].addmm_(G[:, :, c], per_image)
+        if n_text:
+            per_text = self.I.new_empty(C, n_text)
+            for j in range(B):  # d S[j, c] / d theta for all texts c
+                self._text_pull(self.I[j].expand(C, -1), per_text, last=j == B - 1)
+                H[:, n_image:].addmm_(G[:, j], per_text)
+        return H
 
     def _image_rows(self, G: Tensor, H: Tensor) -> None:
         cotangents = G * self.T.unsqueeze(1) if self.paired else G @ self.T  # (B, K, d)

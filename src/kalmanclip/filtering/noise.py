@@ -248,7 +248,7 @@ class _Exchangeable:
         """Take over the averages of R_k. A batch of one says nothing about b: the correlation b / a stays."""
         a, b = _average(R_k)
         if R_k.shape[0] == 1:
-            b = self.b * a / self.a
+            b = self.b / self.a * a  # in this order: |b / a| is at most 1, while b * a overflows where a is large
         _replace(self.a, a, ok)
         _replace(self.b, b, ok)
         self.size = max(self.size, R_k.shape[0])

@@ -19,7 +19,7 @@ from kalmanclip.methods.kalman import Kalman
 from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
-from kalmanclip.methods.presets import PRESETS, idle, preset, refuse_idle, with_preset
+from kalmanclip.methods.presets import PRESETS, idle, preset, refuse_idle, replaced, with_preset
 from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
 from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
 
@@ -116,6 +116,7 @@ __all__ = [
     "make_method",
     "preset",
     "refuse_idle",
+    "replaced",
     "silent",
     "with_preset",
 ]

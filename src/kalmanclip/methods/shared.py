@@ -22,7 +22,7 @@ from kalmanclip.methods.base import Progress
 from kalmanclip.methods.features import ENCODE_BATCH, frozen_activations
 from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.stepping import Stepper
-from kalmanclip.observation import Likelihood
+from kalmanclip.observation import Likelihood, make_likelihood
 from kalmanclip.observation.observe import Compared
 
 
@@ -32,6 +32,12 @@ def require_shareable(config: KalmanConfig) -> None:
         raise ConfigError(
             f"Several ranks can share a diagonal belief only, not {config.belief!r}, whose parameters are not "
             "independent. Choose the belief 'diagonal', or start a single process."
+        )
+    if "low_rank" in config.parameters and not make_likelihood(config.observation, **config.observation_options).by_row:
+        raise ConfigError(
+            f"Several ranks cannot share the observation {config.observation!r}: it compares the images of a batch "
+            "with each other, and each rank sees its own images only. Choose another one, such as 'contrastive', or "
+            "start a single process."
         )
 
 

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | ``cosine`` | similarity with its own text (the paper to the letter) | 1 | none |
 | ``contrastive`` | probability of its own text among the batch's | 1 | the batch's other texts |
+| ``symmetric`` | that, and its probability given its text (Eq. 1) | 1 | the batch's other texts and images |
 | ``classes`` | probability of its own class | 1 | all other classes |
 | ``pairwise`` | similarities with the batch's texts (the paper's ``flatten``) | identity | the batch's other texts |
 | ``log_likelihood`` | log-probability of its own class | 0 | all other classes |
@@ -22,10 +23,12 @@ from kalmanclip.observation.log_likelihood import LogLikelihood
 from kalmanclip.observation.matched import Classes, Contrastive
 from kalmanclip.observation.observe import observe
 from kalmanclip.observation.pairwise import Pairwise
+from kalmanclip.observation.symmetric import Symmetric
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     "cosine": Cosine,
     "contrastive": Contrastive,
+    "symmetric": Symmetric,
     "classes": Classes,
     "pairwise": Pairwise,
     "log_likelihood": LogLikelihood,
@@ -35,7 +38,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def make_likelihood(name: str, **options: Any) -> Likelihood:
-    """The observation of that name, with its options (only ``bounded`` has one: ``top``)."""
+    """The observation of that name, with its options: ``top`` of ``bounded``, ``distinct`` of ``symmetric``."""
     if name not in LIKELIHOODS:
         raise ConfigError(f"Unknown observation {name!r}. Choose one of: {', '.join(LIKELIHOODS)}.")
     try:
@@ -54,6 +57,7 @@ __all__ = [
     "Likelihood",
     "LogLikelihood",
     "Pairwise",
+    "Symmetric",
     "Terms",
     "make_likelihood",
     "observe",

@@ -1,7 +1,8 @@
 """What the filter sees of a batch: the contract that every observation keeps.
 
 An observation turns the similarities of a batch into outputs ``y_hat``, targets ``y`` and derivatives. Output (i, k)
-may depend on row i of the similarity matrix alone, which is what makes Jacobians cheap.
+depends on row i of the similarity matrix alone, which is what makes Jacobians cheap, and lets ranks share a batch;
+observations that need the other rows say so (``by_row``), and pay for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Terms(NamedTuple):
     Attributes:
         y: targets (B, K).
         y_hat: outputs (B, K).
-        G: derivatives (B, K, C) of the outputs with respect to their image's row of similarities.
+        G: derivatives (B, K, C) of the outputs with respect to their image's row of similarities; (B, K, B, C) with
+            respect to all rows, if the observation is not ``by_row``.
         has_covariance: True when the outputs are scaled to unit observation covariance by the likelihood itself, so
             that no moving average is needed: ``R = I``.
     """
@@ -37,11 +39,13 @@ class Likelihood(ABC):
         paired: True when image i is compared with its own text only; similarities then have shape (B, 1).
         of_batch: True when images are compared with the distinct texts of their batch, however many these are, and a
             text whose similarities are minus infinity is as good as absent.
+        by_row: True when the outputs of an image depend on its own row of similarities alone.
         fixed: True when the number of outputs follows from the number of images and classes alone.
     """
 
     paired = False
     of_batch = False
+    by_row = True
     fixed = True
 
     def texts(self, labels: Tensor, classes: int) -> Tensor:

@@ -213,7 +213,7 @@ _ALL = (
         ),
         (
             _ZERO_SHOT,
-            _paper("diagonal (precision)", low_rank=_SMALL),
+            _paper("diagonal (precision)", low_rank=_SMALL, belief_options={"update": "precision"}),
             _paper("diagonal (covariance)", low_rank=_SMALL, belief_options={"update": "covariance"}),
             _paper("block-diagonal", low_rank=_SMALL, belief="block"),
             _paper("low-rank plus diagonal", low_rank=_SMALL, belief="low_rank"),
