@@ -211,6 +211,11 @@ def belief(sheet: Sheet) -> list[str]:
     return [s for label in richer for s in _against(sheet, base, label, f"{claim} {label}", -_NOISE)]
 
 
+def optimizer(sheet: Sheet) -> list[str]:
+    """Does the filter beat first-order optimisation of the same parameters?"""
+    return []
+
+
 def _against(sheet: Sheet, a: str, b: str, claim: str, least: float = 0.0) -> list[str]:
     """Whether row ``a`` is above row ``b``, in the mean over the columns that both have."""
     gaps, broken = [], []
