@@ -110,7 +110,7 @@ def test_the_same_start_and_the_same_images_in_the_same_order_as_the_filter(tiny
     assert shown == of_filter
     assert [len(batch) for batch in shown] == [4, 4, 1] * 3
     assert shown[:3] != shown[3:6]
-    assert sum(shown[3:6], []) == pass_order(9, 5, 3).tolist()
+    assert [i for batch in shown[3:6] for i in batch] == pass_order(9, 5, 3).tolist()
 
 
 def test_the_defaults_are_the_papers_preset_and_its_settings_for_baselines():
