@@ -57,6 +57,10 @@ CONFIGS: dict[str, type] = {
 """The options of each."""
 
 
+CONTROLS = ("first_order",)
+"""Methods that answer a question about another one: a comparison leaves them out unless they are named."""
+
+
 def check_method(name: str) -> None:
     """Raises `ConfigError`, with the names there are, for a method that does not exist."""
     if name not in METHODS:
@@ -86,6 +90,7 @@ def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
 __all__ = [
     "APET",
     "CONFIGS",
+    "CONTROLS",
     "GDA",
     "METHODS",
     "PRESETS",
