@@ -243,8 +243,8 @@ _ALL = (
             "`paper`; the last two rows make ten. Squared: half the squared innovation, the loss of the paper's lemma "
             "with R = I. Cross-entropy: minus the logarithm of the matched probability.",
             "The rates of AdamW and SGD (momentum 0.9) are chosen out of five (with ten passes out of three) on "
-            "validation images, which the filter does not have; their decay is linear, their weight decay 1e-4. The paper's settings for its baselines are "
-            "AdamW with the rate 1e-3, and nothing is chosen.",
+            "validation images, which the filter does not have; their decay is linear, their weight decay 1e-4. The "
+            "paper's settings for its baselines are AdamW with the rate 1e-3, and nothing is chosen.",
         ),
         (
             _ZERO_SHOT,
