@@ -51,7 +51,7 @@ def test_lines_show_every_panel_and_line_and_the_papers_dashed():
     assert dashed(picture) == 2  # the line and its key
     without = {"DTD": {"CoOp": {1: Entry(50.0), 16: Entry(51.0)}}}
     plain = draw_lines("title", without)
-    assert not {"dashed: the paper's", "diverged", "no number of ours"} & set(texts(plain))
+    assert not {"dashed: the paper's", "diverged", "not measured here"} & set(texts(plain))
     assert dashed(plain) == 0
 
 
@@ -77,13 +77,13 @@ def test_the_paper_s_method_has_the_first_colour_wherever_it_stands():
 
 
 def test_a_panel_without_a_number_of_ours_says_so():
-    assert "no number of ours" in texts(draw_lines("title", {"Pets": {"Ours": {1: Entry(printed=60.0)}}}))
+    assert "not measured here" in texts(draw_lines("title", {"Pets": {"Ours": {1: Entry(printed=60.0)}}}))
 
 
 def test_bars_have_signed_numbers_and_the_paper_s_where_it_has_some():
     entries = {"Pets": Entry(3.04, 0.5, 3, printed=2.5), "DTD": Entry(-1.26), "MNIST": Entry(seeds=1, diverged=1)}
     shown = texts(draw_bars("title", entries))
-    assert {"Pets", "DTD", "MNIST", "+3.0", "+2.5", "−1.3", "diverged", "ours", "the paper's"} <= set(shown)
+    assert {"Pets", "DTD", "MNIST", "+3.0", "+2.5", "−1.3", "diverged", "here", "the paper's"} <= set(shown)
     alone = texts(draw_bars("title", {"DTD": Entry(-1.26), "EuroSAT": Entry(missing="gone")}))
     assert "the paper's" not in alone
     assert alone.count("–") == 1
@@ -94,7 +94,7 @@ def test_a_heat_map_crosses_what_diverged_and_shows_both_grids():
     shown = texts(picture)
     assert shown.count("×") == 1 + 4  # ours and the paper's
     assert shown.count("–") == 2  # not run, and nothing asked for
-    assert {"ours", "the paper's", "64.90", "0.01", "50%"} <= set(shown)
+    assert {"here", "the paper's", "64.90", "0.01", "50%"} <= set(shown)
 
 
 def test_a_heat_map_without_printed_numbers_is_one_grid():

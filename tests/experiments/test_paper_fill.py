@@ -77,10 +77,10 @@ def test_what_could_stand_in_but_was_not_run_fills_no_rows():
 
 def test_a_gain_is_over_zero_shot_of_the_same_seed():
     sheet = sheet_of("figure3", [DTD], lambda run: record(run, 0.3 if run.label == ZERO_SHOT else 0.3 + 0.1 * run.seed))
-    entry = sheet.entry(0, sheet.columns.index("Ours (default)"))
+    entry = sheet.entry(0, sheet.columns.index("Ours (paper)"))
     assert entry.mean == pytest.approx(15)
     assert entry.printed == pytest.approx(66.56 - 42.15)
-    assert any("by +15.0 (DTD) to +15.0 points (DTD)" in finding for finding in sheet.findings)
+    assert any("by +15.0 ± 7.1 (DTD) to +15.0 ± 7.1 points (DTD)" in finding for finding in sheet.findings)
 
 
 @pytest.mark.parametrize("zero_shot", [None, "failed"])
@@ -137,7 +137,7 @@ def test_findings_follow_the_numbers():
         return sheet_of("table3", [DTD], value).findings[0]
 
     assert first(helps).startswith("Holds: with 50 % corrupted images a large alpha helps")
-    assert "by +10.0 points" in first(helps)
+    assert "by +10.0 ± 0.0 points" in first(helps)
     assert first(hurts).startswith("Does not hold")
 
     def diag(better):

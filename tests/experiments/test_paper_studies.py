@@ -90,11 +90,11 @@ def test_the_printed_numbers_are_the_papers():
         for k in (1, 2, 4, 8, 16)
     }
     for alpha in printed.ALPHAS:
-        row = [printed.table_3(At(f"x {alpha:g}", "imagenet", 16, share)) for share in printed.SHARES]
+        row = [printed.table_3(At(f"Ours {alpha:g}", "imagenet", 16, share)) for share in printed.SHARES]
         cells = " & ".join(rf"\\textit\{{{v}\}}" if isinstance(v, str) else f"{v:.2f}" for v in row)
         assert re.search(rf"\$ ?{alpha:.2f}\$ +& {cells}", text), alpha
     for beta in printed.BETAS:
-        row = [printed.table_4(At(f"x {beta:.2f}", name, 16)) for name in printed.SIX]
+        row = [printed.table_4(At(f"Ours {beta:.2f}", name, 16)) for name in printed.SIX]
         cells = " & ".join(
             rf"\\textit\{{{v}\}}" if isinstance(v, str) else rf"(?:\\textbf\{{)?{v:.2f}\}}?" for v in row
         )
@@ -133,6 +133,41 @@ def test_the_papers_large_sets_get_five_passes_and_the_others_two():
     runs = study_runs(STUDIES["table1"], [source("imagenet"), source("dtd")], [1], "tiny")
     passes = {run.data: run.config["epochs"] for run in runs if run.label == "Ours (paper)"}
     assert passes == {"imagenet": 5, "dtd": 2}
+
+
+def test_first_order_rivals_share_all_but_the_optimiser_with_the_papers_filter():
+    runs = study_runs(STUDIES["optimizer"], [source("imagenet"), source("dtd")], [1, 2], "tiny")
+    filtered = {(r.data, r.shots, r.seed): r.config for r in runs if r.label == "Ours (paper)"}
+    rivals = [run for run in runs if run.method == "first_order"]
+    assert {run.label for run in rivals} >= {"AdamW (squared)", "SGD (cross-entropy)", "AdamW at 1e-3 (squared)"}
+    for run in rivals:
+        theirs = filtered[run.data, run.shots, run.seed]
+        shared = ["low_rank", "observation", "observation_options", "batch_size", "seed"]
+        for name in shared if "passes" in run.label else [*shared, "epochs"]:
+            assert run.config[name] == theirs[name], (run.label, name)
+        if "1e-3" in run.label:
+            told = [run.config[name] for name in ("optimizer", "lr", "lr_grid", "decay", "weight_decay")]
+            assert told == ["adamw", 1e-3, [], "linear", 1e-4]
+        else:
+            assert len(run.config["lr_grid"]) == (3 if "passes" in run.label else 5)
+    longer = [run for run in runs if "passes" in run.label]
+    assert {run.method for run in longer} == {"kalman", "first_order"}
+    assert {run.config["epochs"] for run in longer} == {10}
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_ours_is_the_papers_method_and_no_printed_number_stands_beside_another(study):
+    sets = {name: list(study.shifts) if name == "imagenet" else [] for name in study.sets}
+    form = study.form(study, sets)
+    presets = {v.label: v.options.get("preset", "default") for v in study.variants if v.method == "kalman"}
+    for label, preset in presets.items():
+        assert label.startswith("Ours") <= preset.startswith("paper"), label
+        assert label.startswith("kalmanclip default") == (preset == "default"), label
+    for row in form.rows:
+        for column in form.columns:
+            at = At(**{**row.fixes, **column.fixes})
+            if presets.get(at.label) == "default":
+                assert study.printed(at) is None
 
 
 def test_zero_shot_is_run_once_whatever_the_shots_and_shares():

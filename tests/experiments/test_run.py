@@ -11,7 +11,7 @@ from kalmanclip.experiments.contamination import CLEAN, Contamination
 from kalmanclip.experiments.run import method_options, plan
 from kalmanclip.experiments.sources import ShiftSource, Source
 from kalmanclip.experiments.variants import all_labels
-from kalmanclip.methods import CONFIGS
+from kalmanclip.methods import CONFIGS, CONTROLS
 
 PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
 
@@ -119,7 +119,9 @@ def test_variants_of_one_method_stand_side_by_side():
 def test_all_labels_are_the_methods_with_their_variants_beside_them():
     labels = all_labels({"mine": {"method": "gda"}, "gda": {}})
     assert labels[labels.index("gda") + 1] == "mine"
-    assert [label for label in labels if label != "mine"] == list(CONFIGS)
+    assert [label for label in labels if label != "mine"] == [name for name in CONFIGS if name not in CONTROLS]
+    # a control is run where somebody asks for it
+    assert "sgd" in all_labels({"sgd": {"method": "first_order", "optimizer": "sgd"}})
 
 
 def test_the_plan_has_every_combination_once():

@@ -18,6 +18,7 @@ from kalmanclip.methods import (
     CLIPAdapterConfig,
     CLIPLoRAConfig,
     CoOpConfig,
+    FirstOrderConfig,
     GDAConfig,
     KalmanConfig,
     LinearProbeConfig,
@@ -41,9 +42,10 @@ QUICK = {
     "ape_t": APETConfig(views=2, train_views=2, search_steps=(4, 3), epochs=5),
     "clip_lora": CLIPLoRAConfig(low_rank=SMALL_LORA, iterations=3, batch_size=8, augment=False),
     "coop": CoOpConfig(context=4, epochs=10, views=2, batch_size=8),
+    "first_order": FirstOrderConfig(low_rank=SMALL_LORA, lr_grid=(1e-3, 1e-2), lr=1e-2, epochs=5, batch_size=4),
 }
 LEARNERS = [name for name in METHODS if name != "zero_shot"]
-TRAINED = [name for name, config in QUICK.items() if hasattr(config, "optimizer")]
+TRAINED = [name for name, config in QUICK.items() if getattr(config, "optimizer", "") == "published"]
 
 
 def fitted(name, tiny, task, config=None):

@@ -53,7 +53,7 @@ def paper(
         typer.Argument(
             metavar="WHICH...",
             help="table1, figure2, figure3, table2, table3, table4; what the paper says in words: observation, noise, "
-            "regulation, belief; or all.",
+            "regulation, belief; the filter against first-order optimisers: optimizer; or all.",
             show_default=False,
         ),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods import METHODS, check_method
+from kalmanclip.methods import CONTROLS, METHODS, check_method
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,15 @@ def find_variants(labels: Iterable[str], options: Mapping[str, Any] | None = Non
 
 
 def all_labels(options: Mapping[str, Any] | None = None) -> list[str]:
-    """Every method, the paper's first with its variants next to it, and so on."""
+    """Every method but the controls, the paper's first with its variants next to it, and so on."""
     variants = [_variant(label, table) for label, table in (options or {}).items()]
-    rows = {name: [name, *(v.label for v in variants if v.method == name and v.label != name)] for name in METHODS}
+    rows = {
+        name: [
+            *([] if name in CONTROLS else [name]),
+            *(v.label for v in variants if v.method == name and v.label != name),
+        ]
+        for name in METHODS
+    }
     return [label for row in rows.values() for label in row]
 
 

@@ -14,6 +14,7 @@ from kalmanclip.methods.classifier import LogitBelief
 from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
 from kalmanclip.methods.coop import CoOp, CoOpConfig
+from kalmanclip.methods.first_order import FirstOrder, FirstOrderConfig
 from kalmanclip.methods.gda import GDA, GDAConfig
 from kalmanclip.methods.kalman import Kalman
 from kalmanclip.methods.kalman_config import KalmanConfig
@@ -35,6 +36,7 @@ METHODS: dict[str, type] = {
     "ape_t": APET,
     "clip_lora": CLIPLoRA,
     "coop": CoOp,
+    "first_order": FirstOrder,
 }
 """Every method by name."""
 
@@ -50,8 +52,13 @@ CONFIGS: dict[str, type] = {
     "ape_t": APETConfig,
     "clip_lora": CLIPLoRAConfig,
     "coop": CoOpConfig,
+    "first_order": FirstOrderConfig,
 }
 """The options of each."""
+
+
+CONTROLS = ("first_order",)
+"""Methods that answer a question about another one: a comparison leaves them out unless they are named."""
 
 
 def check_method(name: str) -> None:
@@ -83,6 +90,7 @@ def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
 __all__ = [
     "APET",
     "CONFIGS",
+    "CONTROLS",
     "GDA",
     "METHODS",
     "PRESETS",
@@ -94,6 +102,8 @@ __all__ = [
     "ClassConfig",
     "CoOp",
     "CoOpConfig",
+    "FirstOrder",
+    "FirstOrderConfig",
     "GDAConfig",
     "Kalman",
     "KalmanConfig",

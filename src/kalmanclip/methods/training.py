@@ -85,6 +85,15 @@ def steps_of(count: int, batch_size: int, epochs: int) -> int:
     return epochs * math.ceil(count / batch_size)
 
 
+def pass_order(count: int, seed: int, taken: int) -> Tensor:
+    """The order (N,) of one pass over N images, fixed by the seed and by how many steps were taken before it.
+
+    It needs no generator that lives through all passes, so whoever resumes after a pass repeats what would have come.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + taken) % 2**63)
+    return torch.randperm(count, generator=generator)
+
+
 def train(
     parameters: Sequence[Tensor],
     recipe: Recipe,
@@ -94,6 +103,7 @@ def train(
     seed: int,
     progress: Progress = silent,
     after_epoch: Callable[[], None] | None = None,
+    order: Callable[[int], Tensor] | None = None,
 ) -> None:
     """Descends ``loss`` for a number of steps over shuffled batches.
 
@@ -106,6 +116,7 @@ def train(
         seed: of the order of the images.
         progress: told about the steps.
         after_epoch: called after each complete epoch.
+        order: from the number of steps taken to the order (N,) of the pass that begins; None: drawn from ``seed``.
 
     Raises:
         NumericalError: the loss is not finite.
@@ -120,7 +131,8 @@ def train(
     per_epoch = math.ceil(count / recipe.batch_size)
     step = epoch = 0
     while step < steps:
-        for batch in torch.randperm(count, generator=generator).split(recipe.batch_size)[: steps - step]:
+        indices = torch.randperm(count, generator=generator) if order is None else order(step)
+        for batch in indices.split(recipe.batch_size)[: steps - step]:
             for group in optimiser.param_groups:
                 group["lr"] = recipe.rate(step, steps, per_epoch)
             value = loss(batch, epoch)

@@ -131,7 +131,7 @@ def _lines(axes: Any, lines: Mapping[str, Mapping[float, Entry]], labels: Sequen
     axes.grid(axis="y", color=INK, alpha=0.14, linewidth=0.6)
     if not any(entry.mean is not None for line in lines.values() for entry in line.values()):
         words = {"va": "top", "style": "italic", "fontsize": 8, "in_layout": False}
-        axes.text(0.03, 0.97, "no number of ours", transform=axes.transAxes, **words)
+        axes.text(0.03, 0.97, "not measured here", transform=axes.transAxes, **words)
 
 
 def draw_bars(title: str, entries: Mapping[str, Entry], *, x_title: str = "gain over zero-shot (points)") -> Picture:
@@ -165,7 +165,7 @@ def draw_bars(title: str, entries: Mapping[str, Entry], *, x_title: str = "gain 
         axes.set_axisbelow(True)
         axes.set_xlabel(x_title)
         if theirs:
-            handles = [Patch(color=OURS, label="ours"), Patch(color=THEIRS, label="the paper's")]
+            handles = [Patch(color=OURS, label="here"), Patch(color=THEIRS, label="the paper's")]
             figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8.5)
 
     return _picture(title, draw)
@@ -218,7 +218,7 @@ def draw_heat(
         own[place] = np.nan if entry.mean is None else entry.mean
         theirs[place] = entry.printed if _is_number(entry.printed) else np.nan
         crossed[0][place], crossed[1][place] = _has_diverged(entry), isinstance(entry.printed, str)
-    grids = [("ours", own, crossed[0], number)]
+    grids = [("here", own, crossed[0], number)]
     if any(entry.printed is not None for entry in entries.values()):
         grids.append(("the paper's", theirs, crossed[1], printed))
 

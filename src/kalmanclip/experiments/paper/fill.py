@@ -9,6 +9,7 @@ from typing import Any
 
 from kalmanclip.experiments.cells import share_of
 from kalmanclip.experiments.paper.forms import ZERO_SHOT, title_of
+from kalmanclip.experiments.paper.gaps import RULE
 from kalmanclip.experiments.paper.sheet import Entry, Sheet
 from kalmanclip.experiments.paper.study import At, Study
 from kalmanclip.experiments.run import Run
@@ -83,7 +84,9 @@ def fill(
         failed=results.failed,
         seconds=results.seconds,
     )
-    sheet = replace(sheet, findings=tuple(study.findings(sheet)) if results.done else ())
+    findings = tuple(study.findings(sheet)) if results.done else ()
+    rule = (RULE,) if any("±" in finding for finding in findings) else ()
+    sheet = replace(sheet, findings=findings, caption=sheet.caption + rule)
     return replace(sheet, pictures=tuple(study.draw(sheet)) if study.draw and results.done else ())
 
 
@@ -109,7 +112,7 @@ class _Results:
 
     def entry(self, at: At) -> Entry:
         records = self._found.get(_Key(at.label, at.data, at.shots, at.share), {})
-        values: list[float] = []
+        values: dict[int, float] = {}
         diverged, reasons = 0, []
         for seed, record in records.items():
             if self._diverged(record, self._zero_shot.get(at.data, {}).get(seed)):
@@ -117,9 +120,9 @@ class _Results:
             elif record["status"] == "done":
                 before = self._zero_shot.get(at.data, {}).get(seed)
                 if not at.gain:
-                    values.append(_accuracy(record, at.shifts))
+                    values[seed] = _accuracy(record, at.shifts)
                 elif before is not None and before["status"] == "done":
-                    values.append(_accuracy(record, at.shifts) - _accuracy(before, at.shifts))
+                    values[seed] = _accuracy(record, at.shifts) - _accuracy(before, at.shifts)
                 else:
                     reasons.append(f"{ZERO_SHOT} is missing")
             elif record["status"] == "failed":
@@ -127,8 +130,8 @@ class _Results:
         if not values:
             reason = "" if diverged else next(iter(reasons), NOT_RUN)
             return Entry(seeds=diverged, diverged=diverged, missing=reason)
-        std = statistics.stdev(values) if len(values) > 1 else None
-        return Entry(statistics.fmean(values), std, len(values) + diverged, diverged)
+        std = statistics.stdev(values.values()) if len(values) > 1 else None
+        return Entry(statistics.fmean(values.values()), std, len(values) + diverged, diverged, by_seed=values)
 
     def _diverged(self, record: Record, before: Record | None) -> bool:
         if not self._criterion or record["status"] == "failed":

@@ -107,9 +107,9 @@ is missing.</p>
 {_scrolling(table, "Overview")}
 <h2 class="small">How to read a cell</h2>
 <div class="legend"><div class="sample">{_numbers(Entry(71.4, 0.3, 3, printed=72.0), "", True)}</div>
-<p>Above: our mean ± standard deviation over seeds; the best of a column is bold. Below: what the paper
-printed, and ours minus that, with an arrow for the direction. A dash with a number in brackets is a missing cell; the
-number leads to the reason under the table.</p></div>
+<p>Above: the mean ± standard deviation over seeds, measured here; the best of a column is bold. Below: what the
+paper printed, and the difference to it, with an arrow for the direction. A dash with a number in brackets is a missing
+cell; the number leads to the reason under the table.</p></div>
 </section>"""
 
 
@@ -178,8 +178,8 @@ def _table(sheet: Sheet) -> str:
     )
     kind = "grouped" if len(sheet.row_heads) > 1 else "single"
     return f"""<table class="{kind}">
-<caption><span>Ours: mean ± standard deviation, the best of a column bold. Beneath: the paper's, and ours minus
-it.</span></caption>
+<caption><span>Measured here: mean ± standard deviation, the best of a column bold. Beneath: the paper's, and the
+difference.</span></caption>
 <thead><tr>{heads}</tr></thead>
 {bodies}</table>"""
 

@@ -17,6 +17,7 @@ class Entry:
         diverged: how many of them diverged (see `Sheet.criterion`); they do not count in the mean.
         printed: the paper's own: a number, a word such as "Diverge", or None where it printed nothing.
         missing: why there is no number of ours; empty where there is one, or where none is wanted.
+        by_seed: the numbers behind the mean.
     """
 
     mean: float | None = None
@@ -25,6 +26,7 @@ class Entry:
     diverged: int = 0
     printed: float | str | None = None
     missing: str = ""
+    by_seed: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def difference(self) -> float | None:

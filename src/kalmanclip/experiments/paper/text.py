@@ -28,7 +28,7 @@ def to_markdown(sheet: Sheet) -> str:
     lines += [line for paragraph in sheet.caption for line in ("", _escape(paragraph))]
     lines += [
         "",
-        "Ours: mean ± standard deviation, the best of a column bold. In brackets: the paper's, and ours minus it.",
+        "Here: mean ± standard deviation, the best of a column bold. In brackets: the paper's, and the difference.",
         "",
         f"| {' | '.join(map(_escape, heads))} |",
         f"|{' --- |' * len(sheet.row_heads)}{' ---: |' * len(sheet.columns)}",
@@ -65,7 +65,7 @@ def to_latex(sheet: Sheet) -> str:
         "% needs \\usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_latex(sheet.title)}. Ours, with the paper's number in brackets.}}",
+        rf"  \caption{{{_latex(sheet.title)}. Measured here, with the paper's number in brackets.}}",
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9-]+', '-', sheet.name)}}}",
         rf"  \begin{{tabular}}{{{'l' * len(sheet.row_heads)}{'r' * len(sheet.columns)}}}",
         r"    \toprule",
