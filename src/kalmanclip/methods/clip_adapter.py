@@ -102,10 +102,11 @@ class CLIPAdapter(FeatureMethod):
 
     def _started(self, ratio: float, seed: int) -> CLIPAdapter:
         """A copy with its own bottleneck, before training."""
+        assert self.T is not None
         one = copy.copy(self)
-        d, generator, device = self.backbone.width, torch.Generator().manual_seed(seed), self.backbone.device
-        one.D = _linear(d // self.config.reduction, d, generator).to(device).requires_grad_()
-        one.U = _linear(d, d // self.config.reduction, generator).to(device).requires_grad_()
+        d, generator = self.T.shape[1], torch.Generator().manual_seed(seed)
+        one.D = _linear(d // self.config.reduction, d, generator).to(self.T).requires_grad_()
+        one.U = _linear(d, d // self.config.reduction, generator).to(self.T).requires_grad_()
         one.ratio = ratio
         return one
 
