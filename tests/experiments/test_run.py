@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,35 @@ def test_variants_of_one_method_stand_side_by_side():
     assert len({run.address for run in runs}) == 3
 
 
+def test_options_by_data_set():
+    mine = {"method": "gda", "alpha": 2.0, "by_data": {"pets, dtd": {"views": 3}, "dtd37": {"alpha": 5.0}}}
+    other = dataclasses.replace(PETS, name="dtd37", fingerprint="0" * 64)
+    unnamed = dataclasses.replace(PETS, name="else", fingerprint="1" * 64)
+    runs = plan([PETS, other, unnamed], ["mine", "gda"], [1], [1], "tiny", {"mine": mine})
+    changed = [{"alpha": 2.0, "views": 3}, {"alpha": 5.0}, {"alpha": 2.0}]
+    assert [run.config for run in runs[::2]] == [method_options("gda", options, 1) for options in changed]
+    assert {run.by_data for run in runs[::2]} == {("alpha", "views")}
+    (spelled,) = plan([PETS], ["gda"], [1], [1], "tiny", {"gda": {"alpha": 2.0, "views": 3}})
+    assert spelled == runs[0]
+    assert spelled.address == runs[0].address
+
+
+def test_the_rows_of_the_committed_comparison_can_be_planned():
+    options = json.loads((Path(__file__).parents[2] / "benchmarks/comparison.json").read_text())
+    sets = [dataclasses.replace(PETS, name=name) for name in ("eurosat", "dtd37", "pets")]
+    runs = plan(sets, all_labels(options), [1], [1], "tiny", options)
+    found = {(run.label, run.data): run.config for run in runs}
+    published = {"eurosat": (2, [12, 10], 100), "dtd37": (2, [13, 13], 20), "pets": (1.17, [7, 3], 20)}
+    for data, (alpha, scale, epochs) in published.items():
+        config = found["tip_adapter_f as published", data]
+        assert (config["alpha"], config["search_scale"], config["epochs"]) == (alpha, scale, epochs)
+        assert (config["alpha_grid"], config["search_steps"]) == ([], [200, 20])
+    trained = [found["ape_t as published", data] for data in published]
+    assert [(config["lr"], config["epochs"]) for config in trained] == [(1e-3, 200), (1e-3, 20), (1e-4, 30)]
+    assert found["kalman no crops", "pets"]["classes"]["views"] == 0
+    assert found["clip_lora", "pets"]["most_iterations"] is None
+
+
 def test_all_labels_are_the_methods_with_their_variants_beside_them():
     labels = all_labels({"mine": {"method": "gda"}, "gda": {}})
     assert labels[labels.index("gda") + 1] == "mine"
@@ -147,6 +177,9 @@ def test_the_plan_has_every_combination_once():
         (["a,b"], [1], {"a,b": {"method": "gda"}}, "commas"),
         (["gda"], [1], {"gda": {"method": "kalman"}}, "another method"),
         (["kalman"], [1], {"kalman": {"preset": "peper"}}, "Unknown preset 'peper'"),
+        (["gda"], [1], {"gda": {"by_data": {"dtd": {"alfa": 1}}}}, "Unknown option 'alfa'"),
+        (["gda"], [1], {"gda": {"by_data": {"dtd": 1}}}, "by_data of 'gda' must hold tables"),
+        (["gda"], [1], {"gda": {"by_data": {"dtd": {}, "pets,dtd": {}}}}, "names the data set 'dtd' twice"),
         (["kalman"], [1], {"kalman": {"epochs": 3}}, "epochs is about low-rank parameters"),
         (["kalman"], [1], {"kalman": {"preset": "head", "classes": {"views": 2}}}, "classes is about class residuals"),
         (["gda"], [1], {"gda": {"preset": "head"}}, "Unknown option 'preset'"),

@@ -41,6 +41,18 @@ def test_a_cell_is_mean_and_sample_deviation_over_seeds(make_record):
     assert only(grid).text("gda", only(grid).columns[0]) == "63.3 ± 15.3"
 
 
+def test_options_that_a_row_sets_by_data_set_do_not_split_it(make_record):
+    def records(by_data, *found):
+        made = [make_record(0.5, data=d, fingerprint=f, seed=s, config=c) for d, f, s, c in found]
+        return [record | {"by_data": by_data} for record in made]
+
+    here, there = ("pets", "a" * 64, 1, {"alpha": 1.0, "beta": 1}), ("dtd", "b" * 64, 1, {"alpha": 2.0, "beta": 1})
+    assert Grid(records(["alpha"], here, there)).rows == ["gda"]
+    assert Grid(records([], here, there)).rows == ["gda (alpha=1.0)", "gda (alpha=2.0)"]
+    again = ("pets", "a" * 64, 1, {"alpha": 3.0, "beta": 1})  # on the same data set it is another setting
+    assert Grid(records(["alpha"], here, again, there)).rows == ["gda (alpha=1.0)", "gda (alpha=3.0)", "gda"]
+
+
 def test_one_seed_has_no_deviation(make_record):
     table = only(Grid([make_record(0.5)]))
     assert table.text("gda", table.columns[0]) == "50.0"

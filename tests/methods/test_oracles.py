@@ -149,16 +149,16 @@ def test_the_loop_is_torchs_optimiser_and_scheduler(recipe):
 
 
 def test_the_regression_is_stationary_and_its_limit_is_zero_shot(tiny, task, f, y):
-    probe = LinearProbe(tiny, LinearProbeConfig(l2=1.0))
+    probe = LinearProbe(tiny, LinearProbeConfig(l2=1.0, views=0))
     probe.fit(task)
-    W = probe.W.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(probe.objective(W, f, y, 1.0), W)
+    W, ones = probe.W.clone().requires_grad_(), torch.ones(len(f))
+    (gradient,) = torch.autograd.grad(probe.objective(W, f, y, ones, 1.0), W)
     assert gradient.abs().max() < 1e-3
     # by hand: the pull balances the cross-entropy's derivative
     p = probe.score(f).softmax(dim=1)
     by_hand = probe.T - probe.scale * (p - F.one_hot(y, 3)).mT @ f / len(f)
     assert torch.allclose(probe.W, by_hand, atol=1e-3)
-    assert torch.allclose(probe.regress(f, y, 1e9), probe.T, atol=1e-5)
+    assert torch.allclose(probe.regress(f, y, ones, 1e9), probe.T, atol=1e-5)
 
 
 # GDA
@@ -269,13 +269,13 @@ def test_the_lipschitz_constant_by_power_iteration(f):
         v = f.double().T @ (f.double() @ v)
         v /= v.norm()
     largest = float(v @ (f.double().T @ (f.double() @ v)))
-    assert lipschitz_constant(f) == pytest.approx(largest / (4 * len(f)), rel=1e-6)
+    assert lipschitz_constant(f, torch.ones(len(f))) == pytest.approx(largest / (4 * len(f)), rel=1e-6)
 
 
 def test_it_bounds_the_curvature_in_one_class():
     generator = torch.Generator().manual_seed(0)
     x, labels = torch.randn(12, 4, generator=generator), torch.randint(3, (12,), generator=generator)
-    bound = lipschitz_constant(x)
+    bound = lipschitz_constant(x, torch.ones(12))
     for spread in (0.0, 0.1, 1.0):
         W = spread * torch.randn(3, 4, generator=generator)
 
@@ -289,7 +289,7 @@ def test_it_bounds_the_curvature_in_one_class():
 def test_lp_plus_plus_starts_at_sums_and_similarities(tiny, task, f, y):
     method = LPPlusPlus(tiny, LPPlusPlusConfig())
     method.T = text_weights(tiny, task.class_names, task.templates)
-    method.start(f, y)
+    method.start(f, y, torch.ones(len(f)))
     alphas = []
     for c in range(3):
         assert torch.allclose(method.W[c], sum(f[i] for i in range(9) if y[i] == c), atol=1e-5)
@@ -359,18 +359,25 @@ def test_the_published_placement(tiny):
 def test_dropout_acts_in_training_only(tiny, task):
     method = CLIPLoRA(tiny, CLIPLoRAConfig(low_rank=SMALL, iterations=2, augment=False))
     method.fit(task)
-    assert all(not layer._forward_pre_hooks for layer in method.encoder.layers())
+    assert all(layer.dropout is None for layer in method.encoder.layers())
+
+
+def test_q_k_and_v_have_a_dropout_mask_each(tiny):
+    """By hand, from a generator of the same seed: three masks in turn, each for its own ``s B A``."""
+    method = CLIPLoRA(tiny, CLIPLoRAConfig(low_rank=SMALL, dropout=0.25))
     layer = method.encoder.layers()[0]
+    x = torch.randn(5, 7, layer.A.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        layer.B.fill_(1.0)
-        x = torch.rand(2000, layer.A.shape[1], generator=torch.Generator().manual_seed(0))
-        undropped = layer(x)
-        hooks = method._drop(0)
-        dropped = layer(x)
-        for hook in hooks:
-            hook.remove()
-    assert not torch.allclose(dropped, undropped)
-    assert torch.allclose(dropped.mean(dim=0), undropped.mean(dim=0), atol=0.05 * undropped.abs().max().item())
+        layer.B.copy_(torch.randn(layer.B.shape, generator=torch.Generator().manual_seed(1)))
+        method._set_dropout(method._dropout(3))
+        dropped = layer(x).chunk(3, dim=-1)
+        generator = torch.Generator().manual_seed(3)
+        masks = [(torch.rand(x.shape, generator=generator) >= 0.25).float() for _ in range(3)]
+        for group, (found, mask) in enumerate(zip(dropped, masks, strict=True)):
+            A, B = layer.A[2 * group : 2 * group + 2], layer.B[group]
+            assert torch.allclose(found, 0.5 * (x * mask / 0.75) @ A.T @ B.T, atol=1e-4)
+    assert not torch.equal(masks[0], masks[1])
+    assert masks[2].mean().item() == pytest.approx(0.75, abs=0.02)
 
 
 def test_clip_lora_is_its_merged_model(tiny, task, zero_shot):

@@ -8,6 +8,7 @@ is the starting point.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,13 @@ class LowRank(nn.Module):
         config: rank and scale.
         sink: shared by all layers of a tower.
         groups: g.
+
+    Attributes:
+        dropout: what the input of each group goes through, called once for each; None for nothing. The frozen path
+            sees the input as it is. Not for recorded derivatives, which are those of the model without dropout.
     """
+
+    dropout: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, d_in: int, d_out: int, config: LowRankConfig, sink: RowSink, groups: int = 1) -> None:
         super().__init__()
@@ -118,8 +125,11 @@ class LowRank(nn.Module):
         """Maps x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
         if self.sink.recording:
             return _RecordedLowRank.apply(x, self.A, self.B, self)
-        A, wide = self.scaled(self.A.T), _block_diagonal(self.B)
-        return x @ A.to(x.dtype) @ wide.to(x.dtype).T
+        A, wide = self.scaled(self.A.T).to(x.dtype), _block_diagonal(self.B).to(x.dtype)
+        if self.dropout is None:
+            return x @ A @ wide.T
+        h = [self.dropout(x) @ group for group in A.split(self.B.shape[2], dim=1)]
+        return torch.cat(h, dim=-1) @ wide.T
 
     def scaled(self, x: Tensor) -> Tensor:
         """``s x``; most often s is one, and a multiplication is a launch."""

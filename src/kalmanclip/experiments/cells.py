@@ -156,17 +156,22 @@ def _places(record: Record, data: str) -> list[Place]:
 
 
 def _row_names(records: Sequence[Record]) -> Callable[[Record], str]:
-    """The label of a record; where records of one label have different options, these are added to it."""
+    """The label of a record; where records of one label have different options, these are added to it.
 
-    options: dict[str, dict[str, dict[str, Any]]] = {}
+    Options that the row sets by data set count where they differ on the same one.
+    """
+
+    options: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
     for record in records:
-        flat = _options(record)
-        options.setdefault(label_of(record), {})[json.dumps(flat, sort_keys=True)] = flat
+        flat, data = _options(record), record["run"]["data"]
+        options.setdefault(label_of(record), {})[json.dumps([data, flat], sort_keys=True)] = data, flat
 
     def name(record: Record) -> str:
-        known = list(options[label_of(record)].values())
-        own = _options(record)
-        varying = [o for o in own if any(other.get(o) != own[o] for other in known)]
+        own, data, by_data = _options(record), record["run"]["data"], record.get("by_data", ())
+        known = options[label_of(record)].values()
+        varying = [
+            o for o in own if any(other.get(o) != own[o] for place, other in known if place == data or o not in by_data)
+        ]
         shown = ", ".join(f"{o}={own[o]}" for o in varying)
         return f"{label_of(record)} ({shown})" if shown else label_of(record)
 

@@ -87,7 +87,8 @@ def failure(run: Run, source: Source, reason: str) -> dict[str, Any]:
 def _head(run: Run) -> dict[str, Any]:
     """What a record says of its run, however that ended."""
     plain = run.to_dict()
-    return {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
+    head = {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
+    return head | ({"by_data": list(run.by_data)} if run.by_data else {})
 
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:

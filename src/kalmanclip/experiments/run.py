@@ -34,6 +34,7 @@ class Run:
         shifts: the extra test sets: fingerprints by name.
         label: what tables call the method with these options. No result depends on it, so it is not part of the run:
             with another label a finished run stays finished.
+        by_data: names of the options that its row sets differently on other data sets; like the label only for tables.
     """
 
     data: str = field(compare=False)
@@ -47,6 +48,7 @@ class Run:
     contamination: Contamination = CLEAN
     shifts: Mapping[str, str] = field(default_factory=dict)
     label: str = field(default="", compare=False)
+    by_data: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.method)
@@ -57,7 +59,7 @@ class Run:
         What is as usual is left out, so that the address of an ordinary run does not depend on what else there is.
         """
         plain = asdict(self) | {"templates": list(self.templates), "contamination": self.contamination.to_dict()}
-        del plain["label"]
+        del plain["label"], plain["by_data"]
         return {name: value for name, value in plain.items() if value or name not in ("contamination", "shifts")}
 
     @property
@@ -93,7 +95,7 @@ def plan(
         shots: numbers of training images per class.
         seeds: one draw each. The draw depends on data set, shots and seed alone, so all methods see the same images.
         model: the backbone's name.
-        options: by label, what differs from the method's defaults.
+        options: by label, what differs from the method's defaults, also by data set.
         contaminations: of the training images; one without a seed takes each run's.
 
     Raises:
@@ -105,20 +107,30 @@ def plan(
     for k in shots:
         if k < 1:
             raise ConfigError(f"The number of shots is {k}; it must be at least 1.")
-    configs = {(v.label, seed): method_options(v.method, v.options, seed) for v in variants for seed in seeds}
+    for variant in variants:  # mistakes about data sets that are not here are mistakes, too
+        for name in variant.by_data:
+            method_options(variant.method, variant.options_on(name), seeds[0])
+    places = [source.name for source in sources] or [""]  # without any, the options are still checked
+    configs = {
+        (v.label, name, seed): method_options(v.method, v.options_on(name), seed)
+        for v in variants
+        for name in places
+        for seed in seeds
+    }
     return [
         Run(
             data=source.name,
             fingerprint=source.fingerprint,
             templates=source.templates,
             method=variant.method,
-            config=configs[variant.label, seed],
+            config=configs[variant.label, source.name, seed],
             shots=k,
             seed=seed,
             model=model,
             contamination=level.seeded(seed),
             shifts={shift.name: shift.fingerprint for shift in source.shifts},
             label=variant.label,
+            by_data=variant.set_by_data,
         )
         for source in sources
         for level in levels

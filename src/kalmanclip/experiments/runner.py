@@ -96,7 +96,9 @@ def run_all(
 
 def named(record: Record, run: Run) -> Record:
     """A record with the names of this plan, whoever made it and whatever they called it."""
-    return record | {"label": run.label, "run": record["run"] | {"data": run.data}}
+    names = {"label": run.label, "run": record["run"] | {"data": run.data}}
+    names |= {"by_data": list(run.by_data)} if run.by_data else {}
+    return {name: value for name, value in record.items() if name != "by_data"} | names
 
 
 class _Jobs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,7 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import FeatureMethod, augmented_features, labels_of
+from kalmanclip.methods.features import FeatureMethod, augmented_features, hits, labels_of
 from kalmanclip.methods.training import (
     Recipe,
     check_optimizer,
@@ -31,7 +33,9 @@ class CLIPAdapterConfig:
     """Options of CLIP-Adapter.
 
     Attributes:
-        ratio: of the adapter's output in the blend.
+        ratio: of the adapter's output in the blend. Used without validation images; published: 0.2.
+        ratio_grid: the values tried on the validation images, where there are some: one adapter is trained with each,
+            and the first of the best stays. Empty: ``ratio``, whatever images there are.
         reduction: the bottleneck is d / reduction wide.
         epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond, as in the code that it is built into (CoOp's).
         batch_size: images per step.
@@ -42,6 +46,7 @@ class CLIPAdapterConfig:
     """
 
     ratio: float = 0.2
+    ratio_grid: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     reduction: int = 4
     epochs: int | None = None
     batch_size: int = 32
@@ -52,8 +57,9 @@ class CLIPAdapterConfig:
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         check_positive(reduction=self.reduction, batch_size=self.batch_size, epochs=self.epochs or 1)
-        if not 0 <= self.ratio <= 1:
-            raise ConfigError(f"ratio must lie in 0..1, not {self.ratio}.")
+        for ratio in (self.ratio, *self.ratio_grid):
+            if not 0 <= ratio <= 1:
+                raise ConfigError(f"ratio must lie in 0..1, not {ratio}.")
 
 
 class CLIPAdapter(FeatureMethod):
@@ -70,6 +76,7 @@ class CLIPAdapter(FeatureMethod):
     Attributes:
         D: down (d / reduction, d).
         U: up (d, d / reduction).
+        ratio: r, the one that was used.
     """
 
     D: Tensor
@@ -78,22 +85,48 @@ class CLIPAdapter(FeatureMethod):
     def __init__(self, backbone: Backbone, config: CLIPAdapterConfig | None = None) -> None:
         super().__init__(backbone)
         self.config = config or CLIPAdapterConfig()
+        self.ratio = self.config.ratio
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Trains the bottleneck; the last step's stands, nothing is chosen."""
+        """Trains the bottleneck; the last step's stands. The ratio is chosen on the validation images only."""
+        held_out = self.validation(task, progress)
+        ratios = self.config.ratio_grid if held_out is not None else ()
+        candidates = [self._started(ratio, task.seed) for ratio in ratios or (self.config.ratio,)]
+        self._descend(candidates, task, progress)
+        chosen = candidates[0]
+        if held_out is not None:
+            f, y = held_out
+            with torch.no_grad():
+                chosen = max(candidates, key=lambda one: hits(one.score(f), y))  # the first of the best
+        self.D, self.U, self.ratio = chosen.D.detach(), chosen.U.detach(), chosen.ratio
+
+    def _started(self, ratio: float, seed: int) -> CLIPAdapter:
+        """A copy with its own bottleneck, before training."""
+        assert self.T is not None
+        one = copy.copy(self)
+        d, generator = self.T.shape[1], torch.Generator().manual_seed(seed)
+        one.D = _linear(d // self.config.reduction, d, generator).to(self.T).requires_grad_()
+        one.U = _linear(d, d // self.config.reduction, generator).to(self.T).requires_grad_()
+        one.ratio = ratio
+        return one
+
+    def _descend(self, candidates: Sequence[CLIPAdapter], task: FewShotTask, progress: Progress) -> None:
+        """Trains all candidates on the same batches; they share no parameters, so none feels the others."""
         y = labels_of(task.train, self.backbone.device)
-        d, generator = self.backbone.width, torch.Generator().manual_seed(task.seed)
-        self.D = _linear(d // self.config.reduction, d, generator).to(y.device).requires_grad_()
-        self.U = _linear(d, d // self.config.reduction, generator).to(y.device).requires_grad_()
         features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
         recipe: Recipe = choose_recipe(self.config.optimizer, coop_recipe(self.config.batch_size))
         epochs = self.config.epochs or coop_epochs(max(task.train.counts()))
+
+        def loss(i: Tensor, epoch: int) -> Tensor:
+            f = features(epoch)[i]
+            return torch.stack([F.cross_entropy(one.score(f), y[i]) for one in candidates]).sum()
+
         train(
-            [self.D, self.U],
+            [p for one in candidates for p in (one.D, one.U)],
             recipe,
             len(y),
             steps_of(len(y), recipe.batch_size, epochs),
-            lambda i, epoch: F.cross_entropy(self.score(features(epoch)[i]), y[i]),
+            loss,
             task.seed,
             progress,
         )
@@ -101,7 +134,7 @@ class CLIPAdapter(FeatureMethod):
     def score(self, f: Tensor) -> Tensor:
         """Features (N, d) to logits (N, C)."""
         adapted = F.relu(F.relu(f @ self.D.mT) @ self.U.mT)
-        return self.zero_shot(F.normalize(self.config.ratio * adapted + (1 - self.config.ratio) * f, dim=-1))
+        return self.zero_shot(F.normalize(self.ratio * adapted + (1 - self.ratio) * f, dim=-1))
 
 
 def _linear(rows: int, columns: int, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ class CLIPLoRAConfig:
 
     Attributes:
         low_rank: where the parameters sit; its ``scale`` is alpha / sqrt(rank) with alpha 1, as in the published code.
-        dropout: of the input of the low-rank maps, while training.
+        dropout: of the input of each low-rank map, while training.
         iterations: steps per shot.
         most_iterations: steps at most, however many shots; None: no limit, as published.
         batch_size: images per step.
@@ -57,8 +57,7 @@ class CLIPLoRAConfig:
 class CLIPLoRA:
     """Logits ``S_C / tau`` of the adapted towers, trained by cross-entropy over all class prompts.
 
-    The same low-rank layers as the Kalman filter's, started as published. One difference remains: q, k and v share one
-    dropout mask, because they share one product.
+    The same low-rank layers as the Kalman filter's, started as published; q, k and v have a dropout mask each.
 
     Args:
         backbone: the frozen CLIP.
@@ -94,14 +93,13 @@ class CLIPLoRA:
         def loss(i: Tensor, epoch: int) -> Tensor:
             return F.cross_entropy(self._similarities(activations(i, epoch)), y[i])
 
-        hooks = self._drop(task.seed)
+        self._set_dropout(self._dropout(task.seed))
         try:
             steps = self.config.iterations * max(task.train.counts())
             steps = min(steps, self.config.most_iterations or steps)
             train(list(self.encoder.parameters()), recipe, len(y), steps, loss, task.seed, progress)
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._set_dropout(None)
 
     def _start(self, seed: int) -> None:
         """``A`` uniform within one over the square root of its inputs, ``B`` zero."""
@@ -110,19 +108,22 @@ class CLIPLoRA:
             for layer in self.encoder.layers():
                 layer.A.copy_((2 * torch.rand(layer.A.shape, generator=generator) - 1) / math.sqrt(layer.A.shape[1]))
 
-    def _drop(self, seed: int) -> list[Any]:
-        """Hooks that drop entries of the low-rank maps' inputs; the frozen path sees all of them."""
+    def _dropout(self, seed: int) -> Callable[[Tensor], Tensor] | None:
+        """Drops entries of a low-rank map's input, others in every call."""
         p, device = self.config.dropout, self.backbone.device
         if p == 0:
-            return []
+            return None
         generator = torch.Generator(device).manual_seed(seed)
 
-        def drop(layer: object, inputs: tuple[Tensor, ...]) -> Tensor:
-            (x,) = inputs
+        def drop(x: Tensor) -> Tensor:
             keep = torch.rand(x.shape, generator=generator, device=device) >= p
             return x * keep / (1 - p)
 
-        return [layer.register_forward_pre_hook(drop) for layer in self.encoder.layers()]
+        return drop
+
+    def _set_dropout(self, dropout: Callable[[Tensor], Tensor] | None) -> None:
+        for layer in self.encoder.layers():
+            layer.dropout = dropout
 
     def _activations(self, task: FewShotTask, progress: Progress) -> Any:
         """Indices and epoch to the frozen activations of those images."""

@@ -240,13 +240,16 @@ def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
     return torch.tensor(images.labels, device=device)
 
 
-def class_means(f: Tensor, labels: Tensor, class_names: Sequence[str]) -> Tensor:
-    """Mean feature of each class, (C, d), of features (N, d) and labels (N,)."""
-    counts = torch.bincount(labels, minlength=len(class_names))
+def class_means(f: Tensor, labels: Tensor, class_names: Sequence[str], weights: Tensor | None = None) -> Tensor:
+    """Mean feature of each class, (C, d), of features (N, d), labels (N,) and weights (N,), None for all equal."""
+    weights = f.new_ones(len(f)) if weights is None else weights
+    counts = f.new_zeros(len(class_names)).index_add_(0, labels, weights)
     if (counts == 0).any():
         missing = [name for name, n in zip(class_names, counts.tolist(), strict=True) if n == 0]
         raise DataError(f"This method needs an image of every class; there is none of {', '.join(missing[:5])}.")
-    sums = torch.zeros(len(class_names), f.shape[1], device=f.device, dtype=f.dtype).index_add_(0, labels, f)
+    sums = torch.zeros(len(class_names), f.shape[1], device=f.device, dtype=f.dtype).index_add_(
+        0, labels, weights.unsqueeze(1) * f
+    )
     return sums / counts.unsqueeze(1)
 
 

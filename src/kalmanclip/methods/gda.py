@@ -9,32 +9,29 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
-from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import FeatureMethod, augmented_features, class_means, hits, labels_of
+from kalmanclip.methods.crops import CropConfig, crop_features, crops_as_samples
+from kalmanclip.methods.features import FeatureMethod, class_means, hits, labels_of
 from kalmanclip.methods.training import check_positive
 
 
 @dataclass(frozen=True)
-class GDAConfig:
-    """Options of GDA.
+class GDAConfig(CropConfig):
+    """Options of GDA, and of the crops that are its samples (`CropConfig`).
+
+    As published, ten random crops of each image are: ``views=10, crop_scale=(0.5, 1.0), centre_weight=0.0``.
 
     Attributes:
         alpha: weight of the discriminant. Used without validation images.
         alpha_grid: the values tried on the validation images, where there are some; ties go to the first.
-        views: passes of random crops over the training images, all of them samples; 0: centre crops once.
-        crop_scale: of the random crops.
     """
 
     alpha: float = 0.1
     alpha_grid: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
-    views: int = 10
-    crop_scale: tuple[float, float] = (0.5, 1.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(alpha=self.alpha)
-        if self.views < 0:
-            raise ConfigError(f"views must be 0 (centre crops) or more, not {self.views}.")
 
 
 class GDA(FeatureMethod):
@@ -63,10 +60,8 @@ class GDA(FeatureMethod):
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Means and covariance of the training features; ``alpha`` is chosen on the validation images only."""
         labels = labels_of(task.train, self.backbone.device)
-        views = max(self.config.views, 1)
-        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
-        f = torch.cat([features(view) for view in range(views)])
-        self.estimate(f, labels.repeat(views), task.class_names)
+        views, shares = crop_features(self.backbone, task, self.config, progress)
+        self.estimate(*crops_as_samples(views, labels, shares), task.class_names)
         self.alpha = self.config.alpha
         held_out = self.validation(task, progress)
         if held_out is not None:
@@ -74,10 +69,11 @@ class GDA(FeatureMethod):
             clip, discriminant = self.zero_shot(f), self.discriminant(f)
             self.alpha = max(self.config.alpha_grid, key=lambda alpha: hits(clip + alpha * discriminant, y))
 
-    def estimate(self, f: Tensor, labels: Tensor, class_names: list[str]) -> None:
-        """Sets ``W`` and ``b`` from features (N, d) and labels (N,)."""
-        mu = class_means(f, labels, class_names)
-        W = torch.linalg.solve(shrunken_covariance(f - mu[labels]), mu.mT.double()).mT
+    def estimate(self, f: Tensor, labels: Tensor, weights: Tensor, class_names: list[str]) -> None:
+        """Sets ``W`` and ``b`` from features (N, d), labels (N,) and weights (N,) of mean one."""
+        mu = class_means(f, labels, class_names, weights)
+        residuals = weights.sqrt().unsqueeze(1) * (f - mu[labels])
+        W = torch.linalg.solve(shrunken_covariance(residuals), mu.mT.double()).mT
         self.W, self.b = W.to(f), -0.5 * (W * mu).sum(dim=1).to(f)
 
     def discriminant(self, f: Tensor) -> Tensor:
@@ -92,12 +88,14 @@ class GDA(FeatureMethod):
 def shrunken_covariance(residuals: Tensor) -> Tensor:
     """``((N - 1) S + tr(S) I) / d`` (d, d) in float64, with ``S`` the covariance of N residuals (N, d).
 
+    Weighted samples come multiplied by the roots of their weights.
+
     The published estimator (Kubokawa and Srivastava). Up to the factor ``(N - 1 + d) / d`` it is ``S`` shrunk towards
     ``tr(S) / d I`` with weight ``d / (N - 1 + d)``: positive definite for however few images.
     """
     n, d = residuals.shape
     r = residuals.double()
-    scatter = r.mT @ r  # (N - 1) S: the residuals have mean zero
+    scatter = r.mT @ r  # (N - 1) S: the (weighted) residuals have mean zero
     identity = torch.eye(d, device=r.device, dtype=r.dtype)
     trace = scatter.trace() / max(n - 1, 1)
     # one centre crop per class leaves no residuals at all: then only distances to the means count

@@ -5,20 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
 from kalmanclip.errors import NumericalError
 from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import FeatureMethod, hits, image_features, labels_of
-from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, paper_recipe, steps_of, train
+from kalmanclip.methods.crops import CropConfig, crop_features, crops_as_samples
+from kalmanclip.methods.features import FeatureMethod, hits, labels_of
+from kalmanclip.methods.training import (
+    Recipe,
+    check_optimizer,
+    check_positive,
+    paper_recipe,
+    steps_of,
+    train,
+    weighted_cross_entropy,
+)
 
 
 @dataclass(frozen=True)
-class LinearProbeConfig:
+class LinearProbeConfig(CropConfig):
     """The objective is ``mean cross-entropy + l2 / 2 |W - T|^2``, convex in the classifier ``W``.
+
+    Every crop is a training sample with its share of the image's weight, see `CropConfig`.
 
     Attributes:
         l2: the pull towards the text weights; infinity is zero-shot CLIP. Used without validation images.
@@ -30,13 +40,14 @@ class LinearProbeConfig:
     """
 
     l2: float = 1.0
-    l2_grid: tuple[float, ...] = (100.0, 10.0, 1.0, 0.1, 0.01)
+    l2_grid: tuple[float, ...] = (1e3, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
     iterations: int = 200
     optimizer: str = "published"
     epochs: int = 100
     batch_size: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_optimizer(self.optimizer)
         check_positive(l2=self.l2, iterations=self.iterations, epochs=self.epochs, batch_size=self.batch_size)
         check_positive(**{f"l2_grid[{i}]": value for i, value in enumerate(self.l2_grid)})
@@ -62,24 +73,25 @@ class LinearProbe(FeatureMethod):
         self.l2 = self.config.l2
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Regression on centre crops; ``l2`` is chosen on the validation images only."""
-        f = image_features(self.backbone, task.train.sources, progress)
-        y = labels_of(task.train, f.device)
+        """Regression on the crops; ``l2`` is chosen on the validation images only."""
+        labels = labels_of(task.train, self.backbone.device)
+        views, shares = crop_features(self.backbone, task, self.config, progress)
+        f, y, weights = crops_as_samples(views, labels, shares)
         if self.config.optimizer == "paper":
-            self._descend(f, y, paper_recipe(self.config.batch_size), task.seed, progress)
+            self._descend(f, y, weights, paper_recipe(self.config.batch_size), task.seed, progress)
             return
         self.l2, held_out = self.config.l2, self.validation(task, progress)
         if held_out is not None:
             most = -1
             for l2 in sorted(self.config.l2_grid, reverse=True):
-                self.W = self.regress(f, y, l2)
+                self.W = self.regress(f, y, weights, l2)
                 right = hits(self.score(held_out[0]), held_out[1])
                 if right > most:
                     most, self.l2 = right, l2
-        self.W = self.regress(f, y, self.l2)
+        self.W = self.regress(f, y, weights, self.l2)
 
-    def regress(self, f: Tensor, y: Tensor, l2: float) -> Tensor:
-        """The minimum ``W`` (C, d) for features (N, d) and labels (N,), by L-BFGS from the text weights."""
+    def regress(self, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
+        """The minimum ``W`` (C, d) for features (N, d), labels and weights (N,), by L-BFGS from the text weights."""
         assert self.T is not None
         W = self.T.clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
@@ -88,7 +100,7 @@ class LinearProbe(FeatureMethod):
 
         def closure() -> Tensor:
             optimiser.zero_grad()
-            value = self.objective(W, f, y, l2)
+            value = self.objective(W, f, y, weights, l2)
             value.backward()
             return value
 
@@ -97,16 +109,16 @@ class LinearProbe(FeatureMethod):
             raise NumericalError(f"The regression with l2={l2} did not converge; try a larger one.")
         return W.detach()
 
-    def objective(self, W: Tensor, f: Tensor, y: Tensor, l2: float) -> Tensor:
-        """Mean cross-entropy and the pull towards the text weights."""
+    def objective(self, W: Tensor, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
+        """Mean cross-entropy, with weights (N,) of mean one, and the pull towards the text weights."""
         assert self.T is not None
-        return F.cross_entropy(self.scale * f @ W.mT, y) + l2 / 2 * (W - self.T).square().sum()
+        return weighted_cross_entropy(self.scale * f @ W.mT, y, weights) + l2 / 2 * (W - self.T).square().sum()
 
-    def _descend(self, f: Tensor, y: Tensor, recipe: Recipe, seed: int, progress: Progress) -> None:
+    def _descend(self, f: Tensor, y: Tensor, weights: Tensor, recipe: Recipe, seed: int, progress: Progress) -> None:
         assert self.T is not None
         W = self.T.clone().requires_grad_()
         steps = steps_of(len(f), recipe.batch_size, self.config.epochs)
-        train([W], recipe, len(f), steps, lambda i, _: self.objective(W, f[i], y[i], 0.0), seed, progress)
+        train([W], recipe, len(f), steps, lambda i, _: self.objective(W, f[i], y[i], weights[i], 0.0), seed, progress)
         self.W = W.detach()
 
     def score(self, f: Tensor) -> Tensor:

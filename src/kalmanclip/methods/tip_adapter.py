@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Progress
+from kalmanclip.methods.crops import CropConfig, crop_features
 from kalmanclip.methods.features import FeatureMethod, augmented_features, hits, labels_of, unit
 from kalmanclip.methods.training import (
     BestOnValidation,
@@ -26,30 +28,33 @@ from kalmanclip.methods.training import (
 
 
 @dataclass(frozen=True)
-class TipAdapterConfig:
-    """Options of Tip-Adapter.
+class TipAdapterConfig(CropConfig):
+    """Options of Tip-Adapter, and of the crops whose mean is a key (`CropConfig`), ten random ones as published.
+
+    The search is that of the LP++ repository, which holds the published ranges of all data sets.
 
     Attributes:
         alpha: weight of the cache; published: 1.17 (ImageNet, Food, Pets, SUN), 2 (DTD, EuroSAT), 3 (Caltech, Cars,
-            UCF), 5 (Aircraft), 10 (Flowers). Used without validation images, and while the keys of -F are trained.
-        beta: sharpness of the cache; likewise.
-        search_scale: the largest beta and alpha of the grid that is searched on the validation images.
-        search_steps: how many of each; both start at 0.1. The first best pair wins.
-        views: passes of random crops whose mean is a key; 0: centre crops once.
-        crop_scale: of the random crops.
+            UCF), 5 (Aircraft), 10 (Flowers). Used without validation images.
+        beta: sharpness of the cache; likewise, and while the keys of -F are trained.
+        search_scale: the largest beta and alpha of the grid that is searched on the validation images (not reached: the
+            last is one step before); published: between (7, 3) and (50, 50).
+        search_steps: how many of each; both start at 0.1. The first best pair wins. Published: (200, 20).
     """
 
     alpha: float = 1.17
     beta: float = 1.0
-    search_scale: tuple[float, float] = (7.0, 3.0)
-    search_steps: tuple[int, int] = (200, 20)
+    search_scale: tuple[float, float] = (50.0, 50.0)
+    search_steps: tuple[int, int] = (200, 200)
     views: int = 10
     crop_scale: tuple[float, float] = (0.5, 1.0)
+    centre_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(alpha=self.alpha, beta=self.beta)
-        if self.views < 0 or min(self.search_steps) < 1:
-            raise ConfigError("views must be 0 (centre crops) or more, and search_steps at least 1.")
+        if min(self.search_steps) < 1 or min(self.search_scale) < 0.1:
+            raise ConfigError("search_steps must be at least 1, and search_scale at least 0.1, where the grid begins.")
 
 
 class TipAdapter(FeatureMethod):
@@ -82,8 +87,8 @@ class TipAdapter(FeatureMethod):
     def fill(self, task: FewShotTask, progress: Progress) -> None:
         """Keys and values, and the options before any search."""
         labels = labels_of(task.train, self.backbone.device)
-        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
-        self.K = unit(torch.stack([features(view) for view in range(max(self.config.views, 1))]).mean(dim=0))
+        f, weights = crop_features(self.backbone, task, self.config, progress)
+        self.K = unit((weights.unsqueeze(1) * f).sum(dim=1))
         self.V = F.one_hot(labels, len(task.class_names)).to(self.K)
         self.alpha, self.beta = self.config.alpha, self.config.beta
 
@@ -149,14 +154,21 @@ class TipAdapterFConfig(TipAdapterConfig):
     """Options of Tip-Adapter-F.
 
     Attributes:
-        epochs: of training; published: 20 (EuroSAT 100).
+        alpha_grid: the weights of the cache during training that are tried on the validation images, where there are
+            some: keys are trained with each, and the first of the best stay. Empty: ``alpha``, as published.
+        epochs: of training, the best of which is chosen on validation images; published: 20 (EuroSAT 100).
+        lr: learning rate.
+        eps: of AdamW.
         batch_size: images per step.
         train_views: crops of the training images: None: fresh ones in every epoch, as published; V: so many passes,
             kept and taken in turn; 0: centre crops.
-        optimizer: 'published' (AdamW 1e-3, eps 1e-4, cosine by step) or 'paper'.
+        optimizer: 'published' (AdamW with ``lr`` and ``eps``, cosine by step) or 'paper'.
     """
 
-    epochs: int = 20
+    alpha_grid: tuple[float, ...] = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    epochs: int = 100
+    lr: float = 1e-3
+    eps: float = 1e-4
     batch_size: int = 256
     train_views: int | None = None
     optimizer: str = "published"
@@ -164,14 +176,16 @@ class TipAdapterFConfig(TipAdapterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optimizer(self.optimizer)
-        check_positive(epochs=self.epochs, batch_size=self.batch_size)
+        check_positive(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr, eps=self.eps)
+        if min(self.alpha_grid, default=0.0) < 0:
+            raise ConfigError(f"alpha_grid must not have negative weights, as {self.alpha_grid} does.")
 
 
 class TipAdapterF(TipAdapter):
     """Tip-Adapter whose keys are trained.
 
     The published code keeps the epoch that is best on the *test* images. Here it is the best on the validation images,
-    or the last without any.
+    or the last without any. Likewise the weight of the cache during training.
 
     Args:
         backbone: the frozen CLIP.
@@ -187,40 +201,71 @@ class TipAdapterF(TipAdapter):
         """Fills the cache, trains, then searches ``alpha`` and ``beta``; all choices are made on validation images."""
         self.fill(task, progress)
         held_out = self.validation(task, progress)
-        self.descend(self.trainable(), task, held_out, progress)
+        alphas = self.config.alpha_grid if held_out is not None else ()
+        candidates = [self._with_alpha(alpha) for alpha in alphas or (self.config.alpha,)]
+        vars(self).update(vars(self.descend(candidates, task, held_out, progress)))
         self.search(held_out)
 
     @property
     def published(self) -> Recipe:
         """The published recipe."""
-        return Recipe(lr=1e-3, eps=1e-4, batch_size=self.config.batch_size)
+        return Recipe(lr=self.config.lr, eps=self.config.eps, batch_size=self.config.batch_size)
 
     def trainable(self) -> list[Tensor]:
         """What is trained, at its start."""
-        return [self.K.requires_grad_()]
+        self.K = self.K.clone().requires_grad_()
+        return [self.K]
+
+    def _with_alpha(self, alpha: float) -> TipAdapterF:
+        one = copy.copy(self)
+        one.alpha = alpha
+        return one
 
     def descend(
         self,
-        parameters: list[Tensor],
+        candidates: Sequence[TipAdapterF],
         task: FewShotTask,
         held_out: tuple[Tensor, Tensor] | None,
         progress: Progress,
-    ) -> None:
-        """Trains in place; keeps the epoch that is best on the validation images, if there are any."""
+    ) -> TipAdapterF:
+        """Trains all candidates on the same batches; they share no parameters, so none feels the others.
+
+        Returns:
+            The first of those that are best on the validation images, each in its best epoch; without validation
+            images the first, as the last epoch left it.
+        """
         y = labels_of(task.train, self.K.device)
         features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.train_views, progress)
         recipe = choose_recipe(self.config.optimizer, self.published)
-        best = BestOnValidation(parameters, held_out and (lambda: hits(self.score(held_out[0]), held_out[1])))
+        watched = [BestOnValidation(one.trainable(), one._right(held_out)) for one in candidates]
+
+        def loss(i: Tensor, epoch: int) -> Tensor:
+            f = features(epoch)[i]
+            return torch.stack([F.cross_entropy(one.score(f), y[i]) for one in candidates]).sum()
+
+        def after_epoch() -> None:
+            for best in watched:
+                best()
+
         train(
-            parameters,
+            [p for best in watched for p in best.parameters],
             recipe,
             len(y),
             steps_of(len(y), recipe.batch_size, self.config.epochs),
-            lambda i, epoch: F.cross_entropy(self.score(features(epoch)[i]), y[i]),
+            loss,
             task.seed,
             progress,
-            best,
+            after_epoch,
         )
-        best.restore()
-        for p in parameters:
+        number = max(range(len(candidates)), key=lambda i: watched[i].most)
+        watched[number].restore()
+        for p in watched[number].parameters:
             p.requires_grad_(False)
+        return candidates[number]
+
+    def _right(self, held_out: tuple[Tensor, Tensor] | None) -> Callable[[], int] | None:
+        """Tells how many of the validation images are right; None without any."""
+        if held_out is None:
+            return None
+        f, y = held_out
+        return lambda: hits(self.score(f), y)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError, NumericalError
@@ -146,6 +147,11 @@ def train(
         epoch += 1
         if after_epoch is not None and step == epoch * per_epoch:
             after_epoch()
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The mean of ``weights * cross-entropy`` over N samples (N, C); the weights (N,) have mean one over all."""
+    return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
 class BestOnValidation:
