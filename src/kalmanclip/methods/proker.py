@@ -29,8 +29,8 @@ class ProKeRConfig:
         beta_range: lowest, highest and number of values tried on the validation images, evenly spaced. Published by
             data set: 0.1 to 10 (DTD, Flowers, SUN397, Cars), 0.01 to 5 (Pets), 0.5 to 3 elsewhere, 5 to 40 values. Most
             of the time goes into them: an eigendecomposition each, as many rows as there are samples.
-        lmbda_range: likewise; published 0.001 to 10 (DTD, Flowers), 0.001 to 1 with steps of 0.01 (EuroSAT) and others
-            in between. Of equal pairs the first wins, beta slowest.
+        lmbda_range: likewise; published 0.001 to 10 (DTD, Flowers), 0.001 to 1 (EuroSAT and most others), 5 to 100
+            values. Of equal pairs the first wins, beta slowest.
         views: passes of random crops over the training images, all of them samples; 0: centre crops once. Memory grows
             with the square of shots times classes times views.
         crop_scale: of the random crops.
@@ -39,7 +39,7 @@ class ProKeRConfig:
     beta: float | None = None
     lmbda: float | None = None
     beta_range: tuple[float, float, int] = (0.1, 10.0, 10)
-    lmbda_range: tuple[float, float, int] = (0.001, 10.0, 1000)
+    lmbda_range: tuple[float, float, int] = (0.001, 10.0, 100)
     views: int = 10
     crop_scale: tuple[float, float] = (0.5, 1.0)
 
