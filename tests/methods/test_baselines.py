@@ -13,16 +13,21 @@ from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods import (
     CONFIGS,
     METHODS,
+    APEConfig,
     APETConfig,
     ClassConfig,
     CLIPAdapterConfig,
     CLIPLoRAConfig,
+    CLIPSVDConfig,
     CoOpConfig,
     FirstOrderConfig,
     GDAConfig,
     KalmanConfig,
     LinearProbeConfig,
     LPPlusPlusConfig,
+    ProKeRConfig,
+    TIMOConfig,
+    TIMOSConfig,
     TipAdapterConfig,
     TipAdapterFConfig,
     ZeroShotConfig,
@@ -39,8 +44,13 @@ QUICK = {
     "tip_adapter_f": TipAdapterFConfig(views=2, train_views=2, search_steps=(4, 3), epochs=5),
     "clip_adapter": CLIPAdapterConfig(epochs=8, views=2, batch_size=4),
     "lp_plus_plus": LPPlusPlusConfig(epochs=50),
+    "ape": APEConfig(views=2, search_steps=(4, 3, 2)),
     "ape_t": APETConfig(views=2, train_views=2, search_steps=(4, 3), epochs=5),
+    "timo": TIMOConfig(views=2),
+    "timo_s": TIMOSConfig(views=2),
+    "proker": ProKeRConfig(views=2, beta_range=(1.0, 3.0, 2), lmbda_range=(0.1, 1.0, 3)),
     "clip_lora": CLIPLoRAConfig(low_rank=SMALL_LORA, iterations=3, batch_size=8, augment=False),
+    "clip_svd": CLIPSVDConfig(most_iterations=4, batch_size=8, augment=False),
     "coop": CoOpConfig(context=4, epochs=10, views=2, batch_size=8),
     "first_order": FirstOrderConfig(low_rank=SMALL_LORA, lr_grid=(1e-3, 1e-2), lr=1e-2, epochs=5, batch_size=4),
 }
@@ -120,7 +130,9 @@ def test_the_papers_optimizer(tiny, task, learned, name):
         dataclasses.replace(QUICK[name], optimizer="best")
 
 
-@pytest.mark.parametrize("name", ["clip_adapter", "clip_lora", "coop", "tip_adapter", "gda"])
+@pytest.mark.parametrize(
+    "name", ["clip_adapter", "clip_lora", "clip_svd", "coop", "tip_adapter", "gda", "ape", "timo", "proker"]
+)
 def test_the_tasks_seed_is_the_only_chance(tiny, task, name):
     other = dataclasses.replace(task, seed=2)
     one, two = (fitted(name, tiny, t).logits(task.train.sources) for t in (task, other))
@@ -139,7 +151,7 @@ def test_nothing_to_learn_from(tiny, task, name):
         fitted(name, tiny, FewShotTask(task.train.subset([])))
 
 
-@pytest.mark.parametrize("name", [n for n in LEARNERS if n != "gda"])
+@pytest.mark.parametrize("name", [n for n in LEARNERS if n not in ("gda", "timo", "timo_s")])
 def test_a_class_without_images_can_still_be_named(tiny, task, name):
     two = FewShotTask(task.train.subset(range(6)))
     assert torch.isfinite(fitted(name, tiny, two).logits(task.train.sources)).all()
@@ -147,7 +159,8 @@ def test_a_class_without_images_can_still_be_named(tiny, task, name):
 
 def test_several_prompts(tiny, task):
     several = dataclasses.replace(task, templates=("a photo of a {}.", "a drawing of a {}."))
-    assert fitted("clip_lora", tiny, several).logits(task.train.sources).shape == (9, 3)
+    for name in ("clip_lora", "clip_svd", "timo_s"):
+        assert fitted(name, tiny, several).logits(task.train.sources).shape == (9, 3)
     assert fitted("zero_shot", tiny, several).T.norm(dim=1) == pytest.approx([1.0] * 3)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 from kalmanclip.encoders import Backbone
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.ape import APE, APEConfig
 from kalmanclip.methods.ape_t import APET, APETConfig
 from kalmanclip.methods.base import Method, Needs, Progress, silent
 from kalmanclip.methods.classes import ClassConfig
 from kalmanclip.methods.classifier import LogitBelief
 from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
+from kalmanclip.methods.clip_svd import CLIPSVD, CLIPSVDConfig
 from kalmanclip.methods.coop import CoOp, CoOpConfig
 from kalmanclip.methods.first_order import FirstOrder, FirstOrderConfig
 from kalmanclip.methods.gda import GDA, GDAConfig
@@ -21,6 +23,8 @@ from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
 from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
 from kalmanclip.methods.presets import PRESETS, idle, preset, refuse_idle, replaced, with_preset
+from kalmanclip.methods.proker import ProKeR, ProKeRConfig
+from kalmanclip.methods.timo import TIMO, TIMOS, TIMOConfig, TIMOSConfig
 from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
 from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
 
@@ -33,8 +37,13 @@ METHODS: dict[str, type] = {
     "tip_adapter_f": TipAdapterF,
     "clip_adapter": CLIPAdapter,
     "lp_plus_plus": LPPlusPlus,
+    "ape": APE,
     "ape_t": APET,
+    "timo": TIMO,
+    "timo_s": TIMOS,
+    "proker": ProKeR,
     "clip_lora": CLIPLoRA,
+    "clip_svd": CLIPSVD,
     "coop": CoOp,
     "first_order": FirstOrder,
 }
@@ -49,8 +58,13 @@ CONFIGS: dict[str, type] = {
     "tip_adapter_f": TipAdapterFConfig,
     "clip_adapter": CLIPAdapterConfig,
     "lp_plus_plus": LPPlusPlusConfig,
+    "ape": APEConfig,
     "ape_t": APETConfig,
+    "timo": TIMOConfig,
+    "timo_s": TIMOSConfig,
+    "proker": ProKeRConfig,
     "clip_lora": CLIPLoRAConfig,
+    "clip_svd": CLIPSVDConfig,
     "coop": CoOpConfig,
     "first_order": FirstOrderConfig,
 }
@@ -88,17 +102,23 @@ def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
 
 
 __all__ = [
+    "APE",
     "APET",
+    "CLIPSVD",
     "CONFIGS",
     "CONTROLS",
     "GDA",
     "METHODS",
     "PRESETS",
+    "TIMO",
+    "TIMOS",
+    "APEConfig",
     "APETConfig",
     "CLIPAdapter",
     "CLIPAdapterConfig",
     "CLIPLoRA",
     "CLIPLoRAConfig",
+    "CLIPSVDConfig",
     "ClassConfig",
     "CoOp",
     "CoOpConfig",
@@ -114,7 +134,11 @@ __all__ = [
     "LogitBelief",
     "Method",
     "Needs",
+    "ProKeR",
+    "ProKeRConfig",
     "Progress",
+    "TIMOConfig",
+    "TIMOSConfig",
     "TipAdapter",
     "TipAdapterConfig",
     "TipAdapterF",

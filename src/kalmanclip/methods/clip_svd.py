@@ -1,0 +1,200 @@
+"""CLIP-SVD: the singular values of the weight matrices in every block of both towers, trained by AdamW."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from open_clip.transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from kalmanclip.data import FewShotTask
+from kalmanclip.data.images import ImageSource
+from kalmanclip.data.kept import keep_decoded
+from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.blocks import plain_blocks
+from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, unit
+from kalmanclip.errors import ConfigError, ModelError
+from kalmanclip.methods.base import Needs, Progress, silent
+from kalmanclip.methods.features import RandomCrop, decoded, image_features, labels_of, text_weights
+from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, choose_recipe, train
+
+
+@dataclass(frozen=True)
+class CLIPSVDConfig:
+    """Options of CLIP-SVD.
+
+    Attributes:
+        iterations: steps per shot.
+        most_iterations: steps at most, however many shots; None: no limit, as published.
+        batch_size: images per step.
+        augment: random crops and flips, fresh in every epoch; otherwise centre crops.
+        crop_scale: of the random crops.
+        optimizer: 'published' (AdamW 5e-4, weight decay 1e-2, cosine to 1e-6) or 'paper'.
+    """
+
+    iterations: int = 200
+    most_iterations: int | None = None
+    batch_size: int = 32
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    optimizer: str = "published"
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        check_positive(
+            iterations=self.iterations, most_iterations=self.most_iterations or 1, batch_size=self.batch_size
+        )
+
+
+class SingularValues(nn.Module):
+    """A weight ``W + U diag(s - s0) V^T``: that of ``U diag(s) V^T``, and exactly ``W`` where ``s`` is untouched.
+
+    Args:
+        weight: ``W``, or several of the same shape, one above the other.
+        parts: how many.
+    """
+
+    def __init__(self, weight: Tensor, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+        W = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).unflatten(0, (parts, -1))
+        self.U, s, self.V = (part.contiguous() for part in torch.linalg.svd(W, full_matrices=False))
+        self.s0, self.s = s, nn.Parameter(s.clone())
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight with its singular values changed."""
+        change = (self.U * (self.s - self.s0).unsqueeze(-2)) @ self.V
+        return weight + change.flatten(0, 1).to(weight.dtype)
+
+
+def expose_singular_values(model: Any) -> list[SingularValues]:
+    """Makes q, k, v, the output and both MLP matrices of every block depend on their singular values, in place.
+
+    Args:
+        model: an open_clip model with a vision transformer and a text transformer.
+
+    Raises:
+        ModelError: it is another one.
+    """
+    exposed = []
+    for attention_or_mlp, name, parts in _matrices(model):
+        values = SingularValues(getattr(attention_or_mlp, name), parts)
+        parametrize.register_parametrization(attention_or_mlp, name, values)
+        exposed.append(values)
+    return exposed
+
+
+def fix_singular_values(model: Any) -> None:
+    """Makes them plain weights again, with the values that they have."""
+    for module, name, _ in _matrices(model):
+        parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+def _matrices(model: Any) -> Iterator[tuple[nn.Module, str, int]]:
+    """Every weight whose singular values are trained: its module, its name, how many matrices it holds."""
+    text = TextEncoder(model)
+    stacks = [model.visual.transformer.resblocks] if isinstance(model.visual, VisionTransformer) else []
+    stacks += [text.blocks] if text.plain else []
+    if len(stacks) < 2 or not all(plain_blocks(stack) for stack in stacks):
+        raise ModelError(
+            f"CLIP-SVD needs two towers of standard transformer blocks, not {type(model.visual).__name__} and "
+            f"{type(text.owner).__name__}. Choose a ViT, or another method."
+        )
+    for stack in stacks:
+        for block in stack:
+            yield block.attn, "in_proj_weight", 3
+            yield block.attn.out_proj, "weight", 1
+            yield block.mlp.c_fc, "weight", 1
+            yield block.mlp.c_proj, "weight", 1
+
+
+class CLIPSVD:
+    """Logits ``f T^T / tau`` of towers whose singular values were trained by cross-entropy over all class prompts.
+
+    Args:
+        backbone: the frozen CLIP; never modified.
+        config: the options.
+
+    Attributes:
+        tuned: the backbone with its singular values changed, None before `fit`.
+        T: its text weights (C, d).
+    """
+
+    needs: ClassVar[Needs] = "towers"
+    T: Tensor
+
+    def __init__(self, backbone: Backbone, config: CLIPSVDConfig | None = None) -> None:
+        self.backbone = backbone
+        self.config = config or CLIPSVDConfig()
+        self.tuned: Backbone | None = None
+
+    def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
+        """Trains on ``task.train``; the last step's singular values stand, nothing is chosen."""
+        y = labels_of(task.train, self.backbone.device)
+        model = copy.deepcopy(self.backbone.model)
+        exposed = expose_singular_values(model)
+        recipe = choose_recipe(
+            self.config.optimizer,
+            Recipe(lr=5e-4, weight_decay=1e-2, final_lr=1e-6, batch_size=self.config.batch_size),
+        )
+        similarities = Similarities(self.backbone, model, task)
+        images = self._images(task)
+        steps = self.config.iterations * max(task.train.counts())
+        steps = min(steps, self.config.most_iterations or steps)
+
+        def loss(i: Tensor, epoch: int) -> Tensor:
+            return F.cross_entropy(self.backbone.logit_scale * similarities(images(i, epoch)), y[i])
+
+        train([values.s for values in exposed], recipe, len(y), steps, loss, task.seed, progress)
+        fix_singular_values(model.requires_grad_(False))
+        # no cache: nobody else has these weights
+        self.tuned = dataclasses.replace(self.backbone, model=model, cache=None, loaded_hash=None)
+        self.T = text_weights(self.tuned, task.class_names, task.templates)
+
+    def _images(self, task: FewShotTask) -> Any:
+        """Indices and epoch to a batch of preprocessed images (B, 3, h, w)."""
+        crop_scale = self.config.crop_scale if self.config.augment else None
+        crop = RandomCrop(self.backbone, crop_scale, task.seed, 0) if crop_scale else None
+        # thousands of crops, but no picture need be decoded twice
+        pictures = keep_decoded(task.train.sources, crop.min_side if crop else self.backbone.image_size)
+
+        def batch(i: Tensor, epoch: int) -> Tensor:
+            crop = RandomCrop(self.backbone, crop_scale, task.seed, epoch) if crop_scale else None
+            (images,) = decoded(self.backbone, [pictures[j] for j in i.tolist()], crop, len(i))
+            return images
+
+        return batch
+
+    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
+        """Scores (N, C) on the CPU, whose softmax are the class probabilities."""
+        if self.tuned is None:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        f = image_features(self.tuned, images, progress)
+        return (self.backbone.logit_scale * f @ self.T.mT).cpu()
+
+
+class Similarities:
+    """Cosines of images and classes, with derivatives for whatever the model's weights depend on.
+
+    Args:
+        backbone: whose tokenizer.
+        model: the open_clip model.
+        task: whose classes and templates.
+    """
+
+    def __init__(self, backbone: Backbone, model: Any, task: FewShotTask) -> None:
+        self.image, self.text = ImageEncoder(model), TextEncoder(model)
+        self.templates = len(task.templates)
+        self.tokens = backbone.tokenizer([p for group in task.prompts for p in group]).to(backbone.device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Preprocessed images (B, 3, h, w) to similarities (B, C)."""
+        t = unit(self.text(self.tokens)).unflatten(0, (-1, self.templates)).mean(dim=1)
+        return unit(self.image(images)) @ unit(t).mT
