@@ -10,6 +10,7 @@ from functools import cache
 
 from benchmarks import table as files
 from benchmarks.table import SETS, markdown, shots_head, span
+from kalmanclip.data.corruptions import CORRUPTIONS
 from kalmanclip.experiments.cells import Cell, Grid, Place
 from kalmanclip.experiments.report import by_backbone
 from kalmanclip.experiments.select import Selection, choose
@@ -97,7 +98,7 @@ def losses(measure: str) -> str:
                 behind.append((gain, f"{called(row)} by {shown.show(gain)}{std}{share}"))
         number = ours.mean(measure)
         if behind and number is not None:
-            said = ", ".join(text for _, text in sorted(behind, reverse=True))
+            said = "; ".join(text for _, text in sorted(behind, reverse=True))
             lines.append([f"{SETS.get(place.data, place.data)}, {shots_head(place.shots)}", shown.show(number), said])
     if not lines:
         return "In no data set, at no number of shots, is another method better."
@@ -138,11 +139,36 @@ def shift_by_domain(*shots: str) -> str:
     return markdown(["default less zero-shot, in points", *map(shots_head, numbers)], lines)
 
 
+def shift_better() -> str:
+    """The methods that are better than the default under shift, in the mean over the shifted test sets."""
+    shifted = grid("shift")
+    columns = _averages(shifted, (), [place for place in shifted.places if place.shift])
+    ours = [shifted.average(DEFAULT, column.places).mean() for column in columns]
+    said = []
+    for column, own in zip(columns, ours, strict=True):
+        found = {row: shifted.average(row, column.places).mean() for row in shifted.rows}
+        better = [called(row) for row, value in found.items() if None not in (value, own) and value > own]  # type: ignore[operator]
+        said.append(f"*{column.title}*: {'; '.join(better) or 'none'}")
+    return ". ".join(said)
+
+
 def contamination() -> str:
     """Accuracy by the share of corrupted training images."""
     spoilt = grid("contamination")
     columns = [Column((f"{100 * place.share:g} %",), (place,)) for place in sorted(_own(spoilt))]
     return _drawn(_table(spoilt, "accuracy", columns))
+
+
+def contaminated_gain(row: str, other: str) -> str:
+    """By how many points of accuracy one row is above another: the least and the largest over the shares."""
+    spoilt = grid("contamination")
+    pairs = [[spoilt.cell(name, place).mean() for name in (row, other)] for place in _own(spoilt)]
+    return span((100 * (a - b) for a, b in pairs if None not in (a, b)), sign=True)  # type: ignore[operator]
+
+
+def corruptions() -> str:
+    """How many corruptions there are for training images."""
+    return str(len(CORRUPTIONS))
 
 
 def called(row: str) -> str:

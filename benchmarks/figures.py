@@ -14,8 +14,9 @@ In a page a figure stands between two comments, as a block or inside a sentence 
     It gains <!-- figures: comparison.gain accuracy kalman zero_shot -->10.4 to 34.5<!-- end --> points.
 
 The words are a function of this folder and its arguments: ``means("accuracy")`` in ``benchmarks/comparison.py``. What
-is measured without a file in results/ stands between ``<!-- by hand: COMMAND -->`` and ``<!-- end -->``; whole pages of
-that kind are in `BY_HAND`. Tests refuse tables of numbers that are neither.
+has no file in results/ by its nature, such as a time, stands between ``<!-- by hand: COMMAND -->`` and
+``<!-- end -->``; whole pages of that kind are in `BY_HAND`. Tests refuse tables of numbers that are neither. Figures of
+studies that have yet to write their files (`benchmarks.table.NOT_YET`) are left as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks.table import ROOT
+from benchmarks.table import ROOT, NotYet
 from kalmanclip.errors import DataError
 from kalmanclip.files import write_atomic
 
@@ -64,7 +65,10 @@ def redrawn(page: str) -> str:
     """The text of a page with all its figures drawn again."""
 
     def replace(found: re.Match[str]) -> str:
-        drawn = draw(found["call"])
+        try:
+            drawn = draw(found["call"])
+        except NotYet:
+            return found[0]
         return found[1] + (f"\n\n{drawn}\n\n" if found["text"].startswith("\n") else drawn) + found[4]
 
     return FIGURE.sub(replace, page)

@@ -54,6 +54,12 @@ def start() -> str:
     return f"{row['accuracy']:.1f} / {row['nll']:.2f}"
 
 
+def images() -> str:
+    """How many images it is measured on."""
+    (row,) = only(read_rows("observations"), observation=START)
+    return str(row["images"])
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)

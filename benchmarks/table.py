@@ -17,11 +17,26 @@ from kalmanclip.errors import DataError
 from kalmanclip.experiments.environment import code_version
 from kalmanclip.files import read_json, write_atomic
 
+NOT_YET = {
+    "fusion": "python -m benchmarks.fusion EUROSAT PETS DTD37 --json results/fusion.json",
+    "fusion-head": "python -m benchmarks.fusion EUROSAT PETS DTD37 --preset head --json results/fusion-head.json",
+    "stream": "python -m benchmarks.stream EUROSAT PETS DTD37 --json results/stream.json",
+    "study": "python -m benchmarks.study EUROSAT PETS DTD37 --seeds 1 --json results/study.json",
+    "study-low-rank": "python -m benchmarks.study EUROSAT --low-rank --seeds 1 2 --json results/study-low-rank.json",
+    "uncertainty": "python -m benchmarks.uncertainty EUROSAT PETS DTD37 --json results/uncertainty.json",
+    "unknown": "python -m benchmarks.unknown DATA --part test --json results/unknown.json",
+}
+"""Studies that have yet to write their files, with the commands; the docs keep their figures until then."""
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 SETS = {"eurosat": "EuroSAT", "pets": "OxfordPets", "dtd37": "DTD", "pacs": "PACS"}
 
 Row = dict[str, Any]
+
+
+class NotYet(DataError):
+    """A study whose file is still to be made."""
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +55,13 @@ def write_rows(options: argparse.Namespace, rows: Iterable[Row]) -> None:
 
 
 def read_rows(name: str) -> list[Row]:
-    """The rows of ``results/NAME.json``."""
+    """The rows of ``results/NAME.json``.
+
+    Raises:
+        NotYet: there is no such file, and it is known (`NOT_YET`).
+    """
+    if name in NOT_YET and not (RESULTS / f"{name}.json").exists():
+        raise NotYet(f"results/{name}.json is to be made: {NOT_YET[name]}")
     rows: list[Row] = read_json(RESULTS / f"{name}.json", DataError)["rows"]
     return rows
 
@@ -72,10 +93,10 @@ def shots_head(shots: int) -> str:
     return f"{shots} shot" + ("" if shots == 1 else "s")
 
 
-def span(numbers: Iterable[float], digits: int = 1) -> str:
-    """The least and the largest, '1.3 to 3.6'."""
-    found = list(numbers)
-    low, high = (f"{number:.{digits}f}" for number in (min(found), max(found)))
+def span(numbers: Iterable[float], digits: int = 1, sign: bool = False) -> str:
+    """The least and the largest, '1.3 to 3.6'; with a sign, '−0.3 to +0.1'."""
+    found = [round(number, digits) + 0.0 for number in numbers]  # never "-0.0"
+    low, high = (f"{number:{'+' if sign else ''}.{digits}f}".replace("-", "−") for number in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
 
 

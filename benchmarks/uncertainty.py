@@ -97,8 +97,8 @@ def lower(measure: str) -> str:
         found = {row: cells.average(row, places).mean(measure) for row in cells.rows if cells.methods[row] != "kalman"}
         better = [row for row, value in found.items() if value is not None and sign * (value - ours) > 0]
         if better:
-            lines.append(f"{shots_head(k)}: {', '.join(map(comparison.called, better))}")
-    return "; ".join(lines) or "none"
+            lines.append(f"*{shots_head(k)}*: {', '.join(map(comparison.called, better))}")
+    return ". ".join(lines) or "none"
 
 
 def _text(measures: tuple[str, ...], numbers: list[float]) -> str:
