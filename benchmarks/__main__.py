@@ -26,6 +26,8 @@ python -m benchmarks.stream DATA        classes that arrive one group after the 
 python -m benchmarks.fusion DATA        two sites that learn apart
 python -m benchmarks.unknown DATA       images of nothing it knows, and sets of classes
 
+python -m benchmarks.figures            draws the figures of the docs from the files in results/
+
 Accuracy beside other methods: kalmanclip compare --config benchmarks/comparison.json (see docs/results.md)
 """
 

@@ -1,10 +1,12 @@
 """Where choices are made: shots to learn from, other training images to measure on, never a test image."""
 
+import dataclasses
 from pathlib import Path
 
 import torch
 
 from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_folder, read_shot_lists
+from kalmanclip.encoders import Backbone, FeatureCache, cache_folder, load_backbone
 from kalmanclip.methods import Method
 
 TEMPLATES = {
@@ -13,6 +15,12 @@ TEMPLATES = {
     "dtd37": "{} texture.",
 }
 MOST_SHOTS = 16
+
+
+def cached_backbone(model: str, device: str = "cpu") -> Backbone:
+    """The frozen model with the user's cache (``$KALMANCLIP_CACHE``): no image is encoded again by the next study."""
+    folder = cache_folder()
+    return dataclasses.replace(load_backbone(model, device), cache=None if folder is None else FeatureCache(folder))
 
 
 def development(folder: Path, shots: int, seed: int) -> tuple[FewShotTask, LabelledImages]:

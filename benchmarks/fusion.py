@@ -1,6 +1,9 @@
 """Two sites learn apart; their beliefs are fused: how far from one who has seen all images?
 
-    python -m benchmarks.fusion ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 [--part test]
+    python -m benchmarks.fusion ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
+        --json results/fusion.json
+    python -m benchmarks.fusion ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 --preset head \\
+        --json results/fusion-head.json
 
 The shots are split in halves (every class at both sites), and by classes (every other class at each site, in an order
 drawn with the seed). Accuracy in % and negative log-likelihood of each site alone, where it knows all classes, of the
@@ -9,20 +12,49 @@ fused classifier, and of the joint fit.
 
 import argparse
 import dataclasses
-import statistics
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.development import development
+from benchmarks.development import cached_backbone, development
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
-from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset, silent
 from kalmanclip.methods.features import activation_store
 from kalmanclip.methods.fusion import fuse_methods
+
+CLASSIFIERS = (
+    "site 1, half of the images",
+    "site 2, the other half",
+    "halves, fused",
+    "classes apart, fused",
+    "joint fit",
+)
+
+
+def table(name: str = "fusion", rows: list[Row] | None = None) -> str:
+    """Accuracy in % / NLL of every classifier by data set."""
+    rows = read_rows(name) if rows is None else rows
+    sets = values(rows, "data")
+
+    def text(classifier: str, data: str) -> str:
+        found = only(rows, classifier=classifier, data=data)
+        return f"{mean(found, 'accuracy'):.1f} / {mean(found, 'nll'):.3f}"
+
+    heads = [SETS.get(data, data) for data in sets]
+    return markdown(["classifier", *heads], [[own, *(text(own, data) for data in sets)] for own in CLASSIFIERS])
+
+
+def lost(name: str, classifier: str) -> str:
+    """How many points of accuracy a classifier is below the joint fit: the least and the largest by data set."""
+    rows = read_rows(name)
+
+    def accuracy(own: str, data: str) -> float:
+        return mean(only(rows, classifier=own, data=data), "accuracy")
+
+    return span(accuracy("joint fit", data) - accuracy(classifier, data) for data in values(rows, "data"))
 
 
 def halves(train: LabelledImages) -> list[LabelledImages]:
@@ -62,10 +94,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--part", choices=["development", "test"], default="test")
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    add_file(parser)
     options = parser.parse_args(arguments)
-    backbone = load_backbone(options.model, options.device)
+    backbone = cached_backbone(options.model, options.device)
+    rows: list[Row] = []
     for folder in options.folders:
-        found: dict[str, list[tuple[float, float]]] = {}
         for seed in options.seeds:
             task, rest = development(folder, options.shots, seed)
             asked = rest if options.part == "development" else read_folder(folder / "test")
@@ -84,23 +117,16 @@ def main(arguments: list[str] | None = None) -> None:
 
             first, second = (fitted(options.preset, backbone, task, part) for part in halves(task.train))
             apart = [fitted(options.preset, backbone, task, part) for part in by_classes(task.train, seed)]
-            for name, method in {
-                "site 1, half of the images": first,
-                "site 2, the other half": second,
-                "halves, fused": fuse_methods([first, second]),
-                "classes apart, fused": fuse_methods(apart),
-                "joint fit": fitted(options.preset, backbone, task, task.train),
-            }.items():
-                found.setdefault(name, []).append(ask(method))
-        table = Table(
-            title=f"{folder.name}: {options.model}, {options.preset}, {options.shots} shots, seeds {options.seeds}"
-        )
-        for column in ("classifier", f"accuracy in % on {options.part}", "NLL"):
-            table.add_column(column, justify="left" if column == "classifier" else "right")
-        for name, rows in found.items():
-            accuracy, loss = (statistics.mean(column) for column in zip(*rows, strict=True))
-            table.add_row(name, f"{accuracy:.1f}", f"{loss:.3f}")
-        Console(width=110).print(table)
+            fused = fuse_methods([first, second]), fuse_methods(apart)
+            joint = fitted(options.preset, backbone, task, task.train)
+            for name, method in zip(CLASSIFIERS, (first, second, *fused, joint), strict=True):
+                accuracy, nll = ask(method)
+                run = {"classifier": name, "data": folder.name, "seed": seed}
+                rows.append({**run, "accuracy": accuracy, "nll": nll})
+    write_rows(options, rows)
+    print(f"{options.model}, preset {options.preset}, {options.shots} shots, seeds {options.seeds}:")
+    print(f"accuracy in % / NLL on {options.part} images")
+    print(table(rows=rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Classes that arrive one group after the other, their images never seen again: who remembers?
 
-    python -m benchmarks.stream ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 [--part test]
+    python -m benchmarks.stream ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
+        --json results/stream.json
 
 The shots of a data set are cut into ``--steps`` groups of classes, in an order drawn with the seed. Each group is shown
 once. After each step every learner is asked about the classes seen so far: all of them, those of earlier steps (old)
@@ -22,13 +23,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.development import development
+from benchmarks.development import cached_backbone, development
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
-from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset, silent
 from kalmanclip.methods.features import activation_store, labels_of
 from kalmanclip.methods.training import Recipe, steps_of, train
@@ -36,6 +36,8 @@ from kalmanclip.methods.training import Recipe, steps_of, train
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 EPOCHS = 50
 LOW_RANK_EPOCHS = 20
+
+DEFAULT, JOINT = "partial_fit, default", "joint fit, default"
 
 Classifier = tuple[Kalman, Tensor]
 """A method, whose encoder embeds images, and the class weights (C, d) to compare them with."""
@@ -148,7 +150,7 @@ class Questions:
 class Course:
     """Accuracies in % along one stream."""
 
-    all: list[float]
+    steps: list[float]
     old: float
     new: float
     forgetting: float
@@ -193,13 +195,45 @@ def learners(only: list[str] | None) -> dict[str, dict[float, Learner]]:
 
     known: dict[str, dict[float, Learner]] = {
         "zero-shot": {0: zero_shot},
-        "partial_fit, default": {0: lambda *args: filtered("default", *args)},
+        DEFAULT: {0: lambda *args: filtered("default", *args)},
         "partial_fit, head": {0: lambda *args: filtered("head", *args)},
         "AdamW, class weights": tuned(adamw_classes),
         "AdamW, low-rank head": tuned(adamw_low_rank),
-        "joint fit, default": {0: joint},
+        JOINT: {0: joint},
     }
     return {name: choices for name, choices in known.items() if not only or name in only}
+
+
+def table(data: str, rows: list[Row] | None = None) -> str:
+    """Every learner on one data set: accuracy in % after each step, at the end of old and new classes, forgetting."""
+    rows = only(read_rows("stream") if rows is None else rows, data=data)
+    lines = []
+    for name in learners(None):
+        if not (found := only(rows, learner=name)):
+            continue
+        found = _with_best_rate(found)
+        steps = [statistics.fmean(column) for column in zip(*(row["steps"] for row in found), strict=True)]
+        rest = [f"{mean(found, what):.1f}" for what in ("old", "new", "forgetting")]
+        rate = f" (rate {found[0]['rate']:g})" if found[0]["rate"] else ""
+        bold = "**" if name == DEFAULT else ""
+        lines.append([f"{bold}{name}{bold}{rate}", ", ".join(f"{a:.1f}" for a in steps), *rest])
+    return markdown([SETS.get(data, data), "after each step", "old", "new", "forgetting"], lines)
+
+
+def behind_joint() -> str:
+    """How many points the default's stream ends below the joint fit: the least and the largest by data set."""
+    rows = read_rows("stream")
+
+    def end(learner: str, data: str) -> float:
+        return statistics.fmean(row["steps"][-1] for row in only(rows, learner=learner, data=data))
+
+    return span(end(JOINT, data) - end(DEFAULT, data) for data in values(rows, "data"))
+
+
+def _with_best_rate(rows: list[Row]) -> list[Row]:
+    """The rows of one learner whose rate is the best at the end of the stream on development images."""
+    by_rate = {rate: only(rows, rate=rate) for rate in values(rows, "rate")}
+    return max(by_rate.values(), key=lambda found: mean(found, "development"))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -212,11 +246,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", help="these learners")
+    add_file(parser)
     options = parser.parse_args(arguments)
-    backbone = load_backbone(options.model, options.device)
+    backbone = cached_backbone(options.model, options.device)
+    rows: list[Row] = []
     for folder in options.folders:
         tests = Questions(backbone, read_folder(folder / "test")) if options.part == "test" else None
-        courses: dict[tuple[str, float], list[tuple[Course, Course]]] = {}
         for seed in options.seeds:
             task, rest = development(folder, options.shots, seed)
             groups, chosen_by = groups_of(task, options.steps), Questions(backbone, rest)
@@ -224,23 +259,12 @@ def main(arguments: list[str] | None = None) -> None:
                 for rate, learner in choices.items():
                     asked = [chosen_by, tests or chosen_by]
                     first, last = follow(learner(backbone, task, groups), groups, asked)
-                    courses.setdefault((name, rate), []).append((first, last))
-        _show(f"{folder.name}: {options.model}, {options.shots} shots, seeds {options.seeds}", options.part, courses)
-
-
-def _show(title: str, part: str, courses: dict[tuple[str, float], list[tuple[Course, Course]]]) -> None:
-    table = Table(title=f"{title}; accuracy in % on {part} images")
-    for column in ("learner", "all classes, step by step", "old", "new", "forgetting"):
-        table.add_column(column, justify="left" if column == "learner" else "right")
-    for name in dict.fromkeys(name for name, _ in courses):
-        rates = [rate for other, rate in courses if other == name]
-        best = max(rates, key=lambda rate: statistics.mean(d.all[-1] for d, _ in courses[name, rate]))
-        found = [shown for _, shown in courses[name, best]]
-        steps = [statistics.mean(column) for column in zip(*(course.all for course in found), strict=True)]
-        rest = [statistics.mean(getattr(c, what) for c in found) for what in ("old", "new", "forgetting")]
-        label = f"{name} ({best:g})" if best else name
-        table.add_row(label, "  ".join(f"{a:.1f}" for a in steps), *(f"{number:.1f}" for number in rest))
-    Console(width=130).print(table)
+                    run = {"learner": name, "rate": rate, "data": folder.name, "seed": seed}
+                    rows.append({**run, "development": first.steps[-1], **dataclasses.asdict(last)})
+    write_rows(options, rows)
+    print(f"{options.model}, {options.shots} shots, seeds {options.seeds}; accuracy in % on {options.part} images")
+    for data in values(rows, "data"):
+        print(table(data, rows), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What does each part of the default bring? Configurations ranked by what the training images alone say.
 
-    python -m benchmarks.study ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 [--shots 4] [--seeds 1]
+    python -m benchmarks.study ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 --seeds 1 \\
+        --json results/study.json
+    python -m benchmarks.study ../shared/data/eurosat --low-rank --seeds 1 2 --json results/study-low-rank.json
 
 *Foreseen* is the mean log-probability of shots that were held out in turn and predicted from the others: it uses the
 training shots only and is what configurations are ranked by. Accuracy and NLL are measured on training images outside
@@ -9,26 +11,52 @@ the shots, as a check that the ranking means something. No test image is opened.
 
 import argparse
 import dataclasses
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.development import development, scores
+from benchmarks.development import cached_backbone, development, scores
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, values, write_rows
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone, FeatureCache, LowRankConfig, load_backbone
+from kalmanclip.encoders import Backbone, LowRankConfig
 from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, preset
 from kalmanclip.methods.recollection import Recollection
 from kalmanclip.observation import LIKELIHOODS
 
 PLAIN = "prior the same in all directions"
+MEASURES = ("foreseen", "accuracy", "nll")
+
+
+def table(name: str = "study", rows: list[Row] | None = None) -> str:
+    """Foreseen / accuracy in % / NLL of every configuration by data set; what is foreseen best first."""
+    rows = read_rows(name) if rows is None else rows
+    sets = values(rows, "data")
+
+    def foreseen_by(configuration: str) -> float:
+        return mean(only(rows, configuration=configuration), "foreseen")
+
+    lines = []
+    for configuration in sorted(values(rows, "configuration"), key=foreseen_by, reverse=True):
+        found = only(rows, configuration=configuration)
+        parts = [only(found, data=data) for data in sets] + ([found] if len(sets) > 1 else [])
+        bold = "**" if configuration in ("default", "head") else ""
+        lines.append([f"{bold}{configuration}{bold}", *map(_text, parts)])
+    heads = [SETS.get(data, data) for data in sets] + (["mean"] if len(sets) > 1 else [])
+    return markdown(["configuration", *heads], lines)
+
+
+def cell(name: str, configuration: str, data: str) -> str:
+    """One cell of the table."""
+    return _text(only(read_rows(name), configuration=configuration, data=data))
+
+
+def _text(rows: list[Row]) -> str:
+    return "{:.3f} / {:.1f} / {:.3f}".format(*(mean(rows, measure) for measure in MEASURES))
 
 
 def configurations() -> dict[str, KalmanConfig]:
@@ -133,33 +161,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--low-rank", action="store_true", help="choices about the low-rank parameters")
     parser.add_argument("--only", nargs="+", help="these rows")
+    add_file(parser)
     options = parser.parse_args(arguments)
-    backbone = load_backbone(options.model)
+    backbone = cached_backbone(options.model)
     rows_of = low_rank_configurations if options.low_rank else configurations
     chosen = {name: config for name, config in rows_of().items() if not options.only or name in options.only}
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        backbone = dataclasses.replace(backbone, cache=FeatureCache(Path(folder)))
-        for name, config in track(chosen.items(), "configurations", transient=True):
-            numbers = []
-            with without_metric() if name == PLAIN else nullcontext():
-                for place in options.folders:
-                    for seed in options.seeds:
-                        task, rest = development(place, options.shots, seed)
-                        before = foreseen(backbone, config, task, options.folds)
-                        numbers.append((before, *scores(fitted(backbone, config, task), rest)))
-            rows.append((name, torch.tensor(numbers).view(len(options.folders), len(options.seeds), 3).mean(dim=1)))
-    table = Table(
-        title=f"{options.model}, {options.shots} shots, seeds {options.seeds}: foreseen / accuracy in % / NLL"
-    )
-    places = [place.name for place in options.folders]
-    for column in ("configuration", *places, *(["mean"] if len(places) > 1 else [])):
-        table.add_column(column, justify="left" if column == "configuration" else "right")
-    for name, cells in sorted(rows, key=lambda row: -row[1][:, 0].mean().item()):
-        shown = cells.tolist() if len(places) == 1 else [*cells.tolist(), cells.mean(dim=0).tolist()]
-        texts = ["{:.3f} / {:.1f} / {:.3f}".format(*cell) for cell in shown]
-        table.add_row(name, *texts)
-    Console(width=150).print(table)
+    rows: list[Row] = []
+    for name, config in track(chosen.items(), "configurations", transient=True):
+        with without_metric() if name == PLAIN else nullcontext():
+            for place in options.folders:
+                for seed in options.seeds:
+                    task, rest = development(place, options.shots, seed)
+                    before = foreseen(backbone, config, task, options.folds)
+                    numbers = (before, *scores(fitted(backbone, config, task), rest))
+                    run = {"configuration": name, "data": place.name, "seed": seed}
+                    rows.append({**run, **dict(zip(MEASURES, numbers, strict=True))})
+    write_rows(options, rows)
+    print(f"{options.model}, {options.shots} shots, seeds {options.seeds}: foreseen / accuracy in % / NLL")
+    print(table(rows=rows))
 
 
 if __name__ == "__main__":

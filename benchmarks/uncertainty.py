@@ -1,11 +1,12 @@
 """Do the probabilities mean what they say? The predictive distribution beside the mode and beside other methods.
 
-    python -m benchmarks.uncertainty ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37
+    python -m benchmarks.uncertainty ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
+        --json results/uncertainty.json
     python -m benchmarks.uncertainty ../shared/data/eurosat --development --preset head    # opens no test image
 
 The default is fitted on the shots of the protocol and predicts the test images at the mean of its belief, linearised
 (by draws of the logits, and by the formula without draws) and by sampled parameters. The other methods' figures are
-read from the records in ``results/comparison``, made on the same shots and test images; they are not run again.
+read from the records in results/comparison, made on the same shots and test images; they are not run again.
 
 *Least ECE* is what the same probabilities would show on average if they were exactly right: with a few hundred images
 in 15 bins no method can be expected to get below it.
@@ -17,31 +18,94 @@ covariance: where the typical values were chosen.
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.development import TEMPLATES, development
+from benchmarks import comparison
+from benchmarks.development import TEMPLATES, cached_backbone, development
+from benchmarks.table import Row, add_file, markdown, mean, only, read_rows, shots_head, span, values, write_rows
 from kalmanclip.data import FewShotTask, few_shot_task, read_folder, read_shot_lists
-from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
-from kalmanclip.encoders.disk_cache import cache_folder
-from kalmanclip.experiments.store import Store
+from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset
 from kalmanclip.methods.predictive import linearised
 from kalmanclip.metrics import expected_calibration_error
 from kalmanclip.metrics.summary import summarise
 from kalmanclip.prediction import expected_softmax, mean_field
 
-MEASURES = ("accuracy", "nll", "ece", "brier", "failure_auroc")
-COLUMNS = ("accuracy in %", "NLL", "ECE in %", "Brier", "failure AUROC in %", "least ECE in %")
+MEASURES = {
+    "accuracy": ("accuracy in %", "{:.1%}"),
+    "nll": ("NLL", "{:.3f}"),
+    "ece": ("ECE in %", "{:.1%}"),
+    "brier": ("Brier", "{:.3f}"),
+    "failure_auroc": ("failure AUROC in %", "{:.1%}"),
+}
+"""By metric, what it is called and how it is shown."""
+WAYS = {
+    "mean": "ours, at the mean",
+    "linearised": "**ours, linearised**",
+    "mean field": "ours, linearised, formula without draws",
+    "sampled": "ours, sampled",
+}
+"""How the default predicts, and what the tables call it."""
 
 
-def measured(probabilities: torch.Tensor, labels: np.ndarray) -> tuple[float, ...]:
+def table(first: str, second: str, rows: list[Row] | None = None) -> str:
+    """Two measures of every method in results/comparison and of all ways to predict, by number of shots."""
+    rows = read_rows("uncertainty") if rows is None else rows
+    sets, shots, seeds = values(rows, "data"), sorted(values(rows, "shots")), set(values(rows, "seed"))
+    pair = (first, second)
+
+    def theirs(label: str, k: int) -> str:
+        cells = comparison.grid()
+        cell = cells.average(label, [place for place in cells.places if place.data in sets and place.shots == k])
+        if not seeds & set(cell.seeds):
+            return "-"
+        means = [statistics.fmean(cell.values[m][seed] or 0 for seed in cell.seeds if seed in seeds) for m in pair]
+        return _text(pair, means) + ("" if seeds <= set(cell.seeds) else f" ({len(cell.seeds)} of {len(seeds)} seeds)")
+
+    others = [row for row, method in comparison.grid().methods.items() if method != comparison.DEFAULT]
+    lines = [[comparison.called(row), *(theirs(row, k) for k in shots)] for row in others]
+    for way in sorted(values(rows, "how"), key=lambda way: list(WAYS).index(way) if way in WAYS else len(WAYS)):
+        found = [only(rows, how=way, shots=k) for k in shots]
+        lines.append([WAYS.get(way, way), *(_text(pair, [mean(part, m) for m in pair]) for part in found)])
+    if "ece" in pair:
+        least = [mean(only(rows, how="linearised", shots=k), "least_ece") for k in shots]
+        lines.append(["*least ECE of ours, linearised*", *(f"{100 * number:.1f}" for number in least)])
+    return markdown([" / ".join(MEASURES[m][0] for m in pair), *map(shots_head, shots)], lines)
+
+
+def averaging_gains() -> str:
+    """By how much averaging lowers NLL, in nats: the least and the largest over numbers of shots."""
+    rows = read_rows("uncertainty")
+
+    def nll(how: str, k: int) -> float:
+        return mean(only(rows, how=how, shots=k), "nll")
+
+    return span((nll("mean", k) - nll("linearised", k) for k in values(rows, "shots")), 3)
+
+
+def lower(measure: str) -> str:
+    """The other methods that are better than the linearised default in the mean, by number of shots, as a list."""
+    rows, cells, lines = read_rows("uncertainty"), comparison.grid(), []
+    sign = 1 if measure in ("accuracy", "failure_auroc") else -1
+    for k in sorted(values(rows, "shots")):
+        ours = mean(only(rows, how="linearised", shots=k), measure)
+        places = [place for place in cells.places if place.shots == k]
+        found = {row: cells.average(row, places).mean(measure) for row in cells.rows if cells.methods[row] != "kalman"}
+        better = [row for row, value in found.items() if value is not None and sign * (value - ours) > 0]
+        if better:
+            lines.append(f"*{shots_head(k)}*: {', '.join(map(comparison.called, better))}")
+    return ". ".join(lines) or "none"
+
+
+def _text(measures: tuple[str, ...], numbers: list[float]) -> str:
+    return " / ".join(MEASURES[m][1].format(number).rstrip("%") for m, number in zip(measures, numbers, strict=True))
+
+
+def measured(probabilities: torch.Tensor, labels: np.ndarray) -> Row:
     """The `MEASURES`, and the least ECE."""
     p = probabilities.double()
     p = p / p.sum(dim=1, keepdim=True)  # single precision sums to one but for rounding
@@ -49,7 +113,7 @@ def measured(probabilities: torch.Tensor, labels: np.ndarray) -> tuple[float, ..
     generator = torch.Generator().manual_seed(0)
     drawn = (torch.multinomial(p, 1, generator=generator).squeeze(1) for _ in range(20))
     least = statistics.mean(expected_calibration_error(p, true) for true in drawn)
-    return (*(numbers[name] for name in MEASURES), least)
+    return {**{name: numbers[name] for name in MEASURES}, "least_ece": least}
 
 
 TEMPERS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -69,7 +133,7 @@ def development_task(folder: Path, shots: int, seed: int) -> FewShotTask:
     return dataclasses.replace(task, test=rest)
 
 
-def tempered(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, tuple[float, ...]]:
+def tempered(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, Row]:
     """What the preset measures by how much of its covariance it averages over."""
     assert task.test is not None
     method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
@@ -79,38 +143,24 @@ def tempered(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, tupl
     labels, found = np.asarray(task.test.labels), {}
     for t in (0.0, *TEMPERS):
         p = torch.cat([expected_softmax(part.tempered(t)).probabilities for part in parts]).cpu()
-        found[f"ours, t = {t:.4f}"] = measured(p, labels)
+        found[f"ours, t = {t:g}"] = measured(p, labels)
     return found
 
 
-def ours(backbone: Backbone, task: FewShotTask, name: str, samples: int) -> dict[str, tuple[float, ...]]:
+def ours(backbone: Backbone, task: FewShotTask, name: str, samples: int) -> dict[str, Row]:
     """What the preset measures on the test images, by how it predicts."""
     assert task.test is not None
     method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
     method.fit(dataclasses.replace(task, test=None, validation=None))
     images, labels = task.test.sources, np.asarray(task.test.labels)
     found = {
-        f"ours, {how}": measured(method.predict_distribution(images, how, samples).probabilities, labels)
+        how: measured(method.predict_distribution(images, how, samples).probabilities, labels)
         for how in ("mean", "linearised", "sampled")
     }
     with torch.no_grad():
         parts = method._each_batch(images, linearised(method), lambda *_: None)
-    found["ours, mean field"] = measured(torch.cat([mean_field(part) for part in parts]).cpu(), labels)
+    found["mean field"] = measured(torch.cat([mean_field(part) for part in parts]).cpu(), labels)
     return found
-
-
-def recorded(
-    results: Path, places: Iterable[str], shots: list[int], seeds: list[int]
-) -> dict[tuple[str, int], dict[tuple[str, int], tuple[float, ...]]]:
-    """By method and shots: the measures of each data set and seed that is on record."""
-    found: dict[tuple[str, int], dict[tuple[str, int], tuple[float, ...]]] = {}
-    for record in Store(results).records():
-        run = record["run"]
-        usual = record["status"] == "done" and run["model"] == "tiny" and "contamination" not in run
-        if usual and run["data"] in set(places) and run["shots"] in shots and run["seed"] in seeds:
-            cells = found.setdefault((record["label"], run["shots"]), {})
-            cells[run["data"], run["seed"]] = tuple(record["metrics"][name] for name in MEASURES)
-    return {key: cells for key, cells in found.items() if not key[0].startswith("kalman")}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -121,36 +171,33 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--development", action="store_true", help="training images outside the shots, by tempering")
-    parser.add_argument("--results", type=Path, default=Path("results/comparison"))
+    add_file(parser)
     options = parser.parse_args(arguments)
-    cache = cache_folder()
-    backbone = dataclasses.replace(load_backbone("tiny"), cache=None if cache is None else FeatureCache(cache))
-    rows: dict[tuple[str, int], dict[tuple[str, int], tuple[float, ...]]] = {}
-    if not options.development:
-        rows = recorded(options.results, [place.name for place in options.folders], options.shots, options.seeds)
+    backbone = cached_backbone("tiny")
+    rows: list[Row] = []
     cells = [(place, k, seed) for place in options.folders for k in options.shots for seed in options.seeds]
     for place, k, seed in track(cells, "fits", transient=True):
         if options.development:
             found = tempered(backbone, development_task(place, k, seed), options.preset)
         else:
             found = ours(backbone, task_of(place, k, seed), options.preset, options.samples)
-        for name, numbers in found.items():
-            rows.setdefault((name, k), {})[place.name, seed] = numbers
-    wanted = len(options.folders) * len(options.seeds)
-    console = Console(width=130)
-    for k in options.shots:
-        table = Table(title=f"tiny, {k} shots, mean of {wanted} runs (data sets x seeds {options.seeds})")
-        for column in ("method", *COLUMNS):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        for (name, shots), runs in sorted(rows.items(), key=lambda row: (row[0][0].startswith("ours"), row[0])):
-            if shots != k:
-                continue
-            means = [statistics.mean(column) for column in zip(*runs.values(), strict=True)]
-            forms = ("{:.1%}", "{:.3f}", "{:.1%}", "{:.3f}", "{:.1%}", "{:.1%}")
-            texts = [form.format(mean).rstrip("%") for form, mean in zip(forms, means, strict=False)]
-            share = "" if len(runs) == wanted else f" ({len(runs)} of {wanted} runs)"
-            table.add_row(name + share, *texts, *["-"] * (len(COLUMNS) - len(texts)))
-        console.print(table)
+        rows += [{"how": how, "data": place.name, "shots": k, "seed": seed, **row} for how, row in found.items()]
+    write_rows(options, rows)
+    print(f"tiny, {', '.join(place.name for place in options.folders)}, seeds {options.seeds}, preset {options.preset}")
+    if not options.development:
+        print(table("nll", "ece", rows), table("brier", "failure_auroc", rows), sep="\n\n")
+        return
+    heads = ["", *(f"{shots_head(k)}: NLL / ECE in %" for k in options.shots)]
+    parts = {how: [only(rows, how=how, shots=k) for k in options.shots] for how in values(rows, "how")}
+    print(
+        markdown(
+            heads,
+            [
+                [how, *(_text(("nll", "ece"), [mean(part, "nll"), mean(part, "ece")]) for part in found)]
+                for how, found in parts.items()
+            ],
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Images of nothing it knows, and sets of classes: each data set against the others and against its own corruptions.
 
-    python -m benchmarks.unknown ../shared/data --part development     (what choices were made on)
-    python -m benchmarks.unknown ../shared/data --part test            (what is reported)
+    python -m benchmarks.unknown ../shared/data --part development                        what choices were made on
+    python -m benchmarks.unknown ../shared/data --part test --json results/unknown.json   what is reported
 
 *development*: the familiar images are training images that no draw of this seed uses, the unknown ones the training
 images of the other sets. *test*: the test images. Beside the familiarity stand the published reference (MCM, the
 largest softmax of zero-shot similarities) and the largest probability of the fitted model. The threshold is set for
-5 % false alarms from the shots alone; how many there were is printed. The last table is the coverage of conformal sets,
-with four of 16 shots held out to calibrate.
+5 % false alarms from the shots alone; how many there were is a table of its own. The last table is the coverage of
+conformal sets, with four of 16 shots held out to calibrate.
 """
 
 import argparse
@@ -15,19 +15,17 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.development import MOST_SHOTS, TEMPLATES
+from benchmarks.development import MOST_SHOTS, TEMPLATES, cached_backbone
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, shots_head, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.data.corruptions import corrupted
-from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
+from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, KalmanConfig
 from kalmanclip.methods.features import image_features
 from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
@@ -39,6 +37,92 @@ CORRUPTIONS = ("gaussian_noise:5", "fog:5", "defocus_blur:5", "contrast:5", "pix
 CALIBRATION = 4
 COVERAGE = 0.9
 SCORES = ("familiarity", "MCM", "softmax")
+
+
+def table(rows: list[Row] | None = None) -> str:
+    """AUROC of familiarity by number of shots, bold where better than MCM, of MCM, and of the fitted softmax."""
+    rows = only(read_rows("unknown") if rows is None else rows, kind="detection")
+    shots = sorted(values(rows, "shots"))
+    lines = []
+    for familiar, unknown in _pairs(rows):
+        found = only(rows, familiar=familiar, unknown=unknown)
+        mcm = mean(found, "AUROC MCM")
+        ours = [mean(only(found, shots=k), "AUROC familiarity") for k in shots]
+        shown = [f"**{value:.1f}**" if value > mcm else f"{value:.1f}" for value in ours]
+        softmax = mean(only(found, shots=shots[-1]), "AUROC softmax")
+        lines.append([familiar, unknown.replace(":", " "), *shown, f"{mcm:.1f}", f"{softmax:.1f}"])
+    heads = ["familiar", "unknown", *map(shots_head, shots), "MCM", f"softmax, {shots_head(shots[-1])}"]
+    return markdown(heads, lines, left=2)
+
+
+def better(what: str) -> str:
+    """On how many data sets, or corruptions, familiarity is better than MCM at every number of shots: '11 of 12'."""
+    rows = only(read_rows("unknown"), kind="detection")
+    pairs = [pair for pair in _pairs(rows) if (":" in pair[1]) == (what == "corruptions")]
+
+    def wins(familiar: str, unknown: str) -> bool:
+        found = only(rows, familiar=familiar, unknown=unknown)
+        parts = [only(found, shots=k) for k in values(found, "shots")]
+        return all(mean(part, "AUROC familiarity") > mean(part, "AUROC MCM") for part in parts)
+
+    return f"{sum(wins(*pair) for pair in pairs)} of {len(pairs)}"
+
+
+def means(measured: str, score: str, rows: list[Row] | None = None) -> str:
+    """The mean of AUROC or FPR95 over everything unknown, by number of shots: '42, 39 and 38'; once, if all agree."""
+    rows = only(read_rows("unknown") if rows is None else rows, kind="detection")
+    found = [f"{mean(only(rows, shots=k), f'{measured} {score}'):.0f}" for k in sorted(values(rows, "shots"))]
+    return found[0] if len(set(found)) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+def alarms(rows: list[Row] | None = None) -> str:
+    """False alarms / images of other sets that are marked, in %, by number of shots."""
+    rows = only(read_rows("unknown") if rows is None else rows, kind="alarms")
+    shots = sorted(values(rows, "shots"))
+
+    def text(found: list[Row]) -> str:
+        return f"{mean(found, 'false alarms'):.1f} / {mean(found, 'marked'):.1f}"
+
+    lines = [[name, *(text(only(rows, familiar=name, shots=k)) for k in shots)] for name in values(rows, "familiar")]
+    first, *others = map(shots_head, shots)
+    return markdown(["familiar", f"{first}: alarms / marked", *others], lines)
+
+
+def alarms_by_fit() -> str:
+    """The least and the largest share of false alarms of single fits, in %, and how many fits there are."""
+    rows = only(read_rows("unknown"), kind="alarms")
+    return f"from {span(row['false alarms'] for row in rows)} % in these {len(rows)} fits"
+
+
+def conformal(rows: list[Row] | None = None) -> str:
+    """Coverage in % and size of conformal sets, by data set and kind."""
+    rows = only(read_rows("unknown") if rows is None else rows, kind="conformal")
+    lines = []
+    for name in values(rows, "data"):
+        found = only(rows, data=name)
+        shown = [f"{mean(found, f'{kind} covered'):.1f} / {mean(found, f'{kind} size'):.1f}" for kind in KINDS]
+        lines.append([name, str(found[0]["classes"]), f"{mean(found, 'accuracy'):.1f}", *shown])
+    first, *others = (f"`{kind}`" for kind in KINDS)
+    return markdown(["set", "classes", "accuracy", f"{first}: covered / size", *others], lines)
+
+
+def below_coverage() -> str:
+    """Where the mean coverage is below what was asked for."""
+    rows = only(read_rows("unknown"), kind="conformal")
+    covered = {
+        f"{SETS.get(name, name)} with `{kind}`": mean(only(rows, data=name), f"{kind} covered")
+        for name in values(rows, "data")
+        for kind in KINDS
+    }
+    below = [f"{name} ({value:.1f} %)" for name, value in covered.items() if value < 100 * COVERAGE]
+    return ", ".join(below) or "nowhere"
+
+
+def _pairs(rows: list[Row]) -> list[tuple[str, str]]:
+    """Familiar and unknown, in the order of the data sets; corruptions after data sets."""
+    order = {name: number for number, name in enumerate((*SETS, *CORRUPTIONS))}
+    pairs = {(row["familiar"], row["unknown"]) for row in rows}
+    return sorted(pairs, key=lambda pair: [order.get(name, len(order)) for name in pair])
 
 
 @dataclass
@@ -97,13 +181,16 @@ def scores(method: Kalman, known: KnownImages, f: Tensor) -> dict[str, np.ndarra
         }
 
 
-def measure(sets: list[DataSet], shots: int, seeds: Sequence[int], part: str, backbone: Backbone, rate: float) -> None:
-    found: dict[tuple[str, str], list[list[float]]] = {}
-    alarms: dict[str, list[list[float]]] = {}
+def measure(
+    sets: list[DataSet], shots: int, seeds: Sequence[int], part: str, backbone: Backbone, rate: float
+) -> list[Row]:
+    """Rows of detection and of false alarms."""
+    found: list[Row] = []
     for own in sets:
         for seed in seeds:
             method, known = fitted(backbone, own.task(shots, seed))
             rows = own.familiar(part, seed)
+            run: Row = {"familiar": own.name, "shots": shots, "seed": seed}
             inside = scores(method, known, own.features[rows])
             threshold = known.threshold(rate)
             outside = {other.name: other.features for other in sets if other is not own}
@@ -111,42 +198,21 @@ def measure(sets: list[DataSet], shots: int, seeds: Sequence[int], part: str, ba
             flagged = []
             for name, f in outside.items():
                 theirs = scores(method, known, f)
-                row = [detection_auroc(inside[s], theirs[s]) for s in SCORES]
-                row += [fpr_at_tpr(inside[s], theirs[s]) for s in SCORES]
-                found.setdefault((own.name, name), []).append([100 * number for number in row])
+                row = {f"AUROC {s}": 100 * detection_auroc(inside[s], theirs[s]) for s in SCORES}
+                row |= {f"FPR95 {s}": 100 * fpr_at_tpr(inside[s], theirs[s]) for s in SCORES}
+                found.append({"kind": "detection", **run, "unknown": name, **row})
                 if ":" not in name:
                     flagged.append(float((theirs["familiarity"] < threshold.value).mean()))
             false = float((inside["familiarity"] < threshold.value).mean())
-            alarms.setdefault(own.name, []).append([100 * false, 100 * mean(flagged), float(threshold.counted)])
-    table = Table(title=f"{shots} shots, {part} images, seeds {list(seeds)}: AUROC and FPR95 in %")
-    columns = [f"{measure} {s}" for measure in ("AUROC", "FPR95") for s in SCORES]
-    for column in ("familiar", "unknown", *columns, "better than MCM"):
-        table.add_column(column, justify="left" if column in ("familiar", "unknown") else "right")
-    better = []
-    for (familiar, unknown), lines in found.items():
-        numbers = [mean(column) for column in zip(*lines, strict=True)]
-        better.append(numbers[0] > numbers[1])
-        table.add_row(familiar, unknown, *(f"{n:.1f}" for n in numbers), "yes" if better[-1] else "NO")
-    everything = [mean(column) for column in zip(*(line for lines in found.values() for line in lines), strict=True)]
-    table.add_row("mean", "", *(f"{n:.1f}" for n in everything), f"{sum(better)} of {len(better)}")
-    show(table)
-    table = Table(title=f"{shots} shots: false alarms, flagged images of other sets, in %; {100 * rate:g} % asked for")
-    for column in ("familiar", "false alarms by seed", "mean", "flagged", "threshold"):
-        table.add_column(column, justify="right" if column != "familiar" else "left")
-    for name, lines in alarms.items():
-        false_by_seed, flags, counted = zip(*lines, strict=True)
-        shown = ", ".join(f"{value:.1f}" for value in false_by_seed)
-        kind = "counted" if all(counted) else "extrapolated"
-        table.add_row(name, shown, f"{mean(false_by_seed):.1f}", f"{mean(flags):.1f}", kind)
-    show(table)
+            row = {"false alarms": 100 * false, "marked": 100 * float(np.mean(flagged)), "counted": threshold.counted}
+            found.append({"kind": "alarms", **run, **row})
+    return found
 
 
-def measure_sets(sets: list[DataSet], seeds: Sequence[int], part: str, backbone: Backbone) -> None:
-    table = Table(title=f"Conformal sets for {COVERAGE:.0%}, {MOST_SHOTS - CALIBRATION} shots + {CALIBRATION} held out")
-    for column in ("set", "classes", "accuracy", *(f"{what} {kind}" for kind in KINDS for what in ("covered", "size"))):
-        table.add_column(column, justify="right" if column != "set" else "left")
+def measure_sets(sets: list[DataSet], seeds: Sequence[int], part: str, backbone: Backbone) -> list[Row]:
+    """Rows of conformal sets."""
+    found: list[Row] = []
     for own in sets:
-        lines = []
         for seed in seeds:
             task = own.task(MOST_SHOTS, seed)
             seen: dict[int, int] = {}
@@ -165,18 +231,14 @@ def measure_sets(sets: list[DataSet], seeds: Sequence[int], part: str, backbone:
                     for f in (image_features(backbone, held.sources), own.features[rows])
                 )
             labels = np.array(own.inside.labels)[rows]
-            line = [100 * float((after.argmax(axis=1) == labels).mean())]
+            row: Row = {"kind": "conformal", "data": own.name, "classes": len(own.train.class_names), "seed": seed}
+            row["accuracy"] = 100 * float((after.argmax(axis=1) == labels).mean())
             for kind in KINDS:
                 inside = Calibration.of(before, held.labels, kind).sets(after, COVERAGE)
-                line += [100 * float(inside[np.arange(len(labels)), labels].mean()), float(inside.sum(axis=1).mean())]
-            lines.append(line)
-        numbers = [mean(column) for column in zip(*lines, strict=True)]
-        table.add_row(own.name, str(len(own.train.class_names)), *(f"{n:.1f}" for n in numbers))
-    show(table)
-
-
-def show(table: Table) -> None:
-    Console(width=170).print(table)
+                row[f"{kind} covered"] = 100 * float(inside[np.arange(len(labels)), labels].mean())
+                row[f"{kind} size"] = float(inside.sum(axis=1).mean())
+            found.append(row)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -189,19 +251,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--corruptions", nargs="*", default=CORRUPTIONS)
-    parser.add_argument("--cache", type=Path, help="a folder to keep features in: the next run is quick")
     parser.add_argument("--rate", type=float, default=FALSE_ALARMS)
+    add_file(parser)
     options = parser.parse_args(arguments)
-    backbone = load_backbone(options.model, options.device)
-    if options.cache is not None:
-        backbone = dataclasses.replace(backbone, cache=FeatureCache(options.cache))
+    backbone = cached_backbone(options.model, options.device)
     sets = [
         read(options.root, name, options.part, backbone, options.corruptions)
         for name in track(options.sets, "reading", transient=True)
     ]
+    rows: list[Row] = []
     for shots in options.shots if len(sets) > 1 else ():
-        measure(sets, shots, options.seeds, options.part, backbone, options.rate)
-    measure_sets(sets, options.seeds, options.part, backbone)
+        rows += measure(sets, shots, options.seeds, options.part, backbone, options.rate)
+    rows += measure_sets(sets, options.seeds, options.part, backbone)
+    write_rows(options, rows)
+    print(f"{options.model}, {options.part} images, seeds {options.seeds}; AUROC in %")
+    if len(sets) > 1:
+        print(table(rows), alarms(rows), sep="\n\n", end="\n\n")
+        for measured in ("AUROC", "FPR95"):
+            shown = (f"{score} {means(measured, score, rows)}" for score in SCORES)
+            print(f"mean {measured} at {options.shots} shots: {'; '.join(shown)}")
+    print(conformal(rows))
 
 
 if __name__ == "__main__":

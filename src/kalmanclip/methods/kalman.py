@@ -25,6 +25,7 @@ from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.predictive import precise
 from kalmanclip.methods.shared import SharedStepper, require_same, require_shareable, shared_activations, shared_rows
 from kalmanclip.methods.stepping import Stepper
+from kalmanclip.methods.training import pass_order
 from kalmanclip.observation import make_likelihood, observe
 from kalmanclip.prediction.unknown import KnownImages
 
@@ -244,8 +245,7 @@ class Kalman(KalmanClassifier):
     def _order(self, count: int) -> Tensor:
         """A fresh order for each pass, fixed by the seed and by how far the filter has come (resuming repeats it)."""
         taken = 0 if self.filter is None else self.filter.steps
-        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + taken) % 2**63)
-        return torch.randperm(count, generator=generator)
+        return pass_order(count, self.config.seed, taken)
 
     def _share(self, batch: Tensor) -> Tensor:
         """This process's share of a batch (B,), or of its labels."""

@@ -1,0 +1,118 @@
+"""The rows that a study measured, as a file in results/, and the Markdown tables that are drawn from it.
+
+A study measures rows, one dictionary for each seed, data set and method. With ``--json results/NAME.json`` they are
+written, and `benchmarks.figures` draws the tables of the docs from that file; the command prints the same tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kalmanclip.errors import DataError
+from kalmanclip.experiments.environment import code_version
+from kalmanclip.files import read_json, write_atomic
+
+NOT_YET = {
+    "fusion": "python -m benchmarks.fusion EUROSAT PETS DTD37 --json results/fusion.json",
+    "fusion-head": "python -m benchmarks.fusion EUROSAT PETS DTD37 --preset head --json results/fusion-head.json",
+    "stream": "python -m benchmarks.stream EUROSAT PETS DTD37 --json results/stream.json",
+    "study": "python -m benchmarks.study EUROSAT PETS DTD37 --seeds 1 --json results/study.json",
+    "study-low-rank": "python -m benchmarks.study EUROSAT --low-rank --seeds 1 2 --json results/study-low-rank.json",
+    "uncertainty": "python -m benchmarks.uncertainty EUROSAT PETS DTD37 --json results/uncertainty.json",
+    "unknown": "python -m benchmarks.unknown DATA --part test --json results/unknown.json",
+}
+"""Studies that have yet to write their files, with the commands; the docs keep their figures until then."""
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+SETS = {"eurosat": "EuroSAT", "pets": "OxfordPets", "dtd37": "DTD", "pacs": "PACS"}
+
+Row = dict[str, Any]
+
+
+class NotYet(DataError):
+    """A study whose file is still to be made."""
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Adds the option ``--json``."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, such as results/NAME.json")
+
+
+def write_rows(options: argparse.Namespace, rows: Iterable[Row]) -> None:
+    """Writes the rows to ``options.json``, if it was given: sorted, one in a line, with the options and the code."""
+    if options.json is None:
+        return
+    given = {name: _named(value) for name, value in vars(options).items() if name not in ("json", "cache", "results")}
+    lines = sorted(json.dumps(_rounded(row), sort_keys=True, allow_nan=False) for row in rows)
+    head = json.dumps({"code": code_version()["source"][:16], "options": given}, sort_keys=True)
+    write_atomic(options.json, head[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n", DataError)
+
+
+def read_rows(name: str) -> list[Row]:
+    """The rows of ``results/NAME.json``.
+
+    Raises:
+        NotYet: there is no such file, and it is known (`NOT_YET`).
+    """
+    if name in NOT_YET and not (RESULTS / f"{name}.json").exists():
+        raise NotYet(f"results/{name}.json is to be made: {NOT_YET[name]}")
+    rows: list[Row] = read_json(RESULTS / f"{name}.json", DataError)["rows"]
+    return rows
+
+
+def only(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """Those that have all these values."""
+    return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+
+
+def values(rows: Iterable[Row], name: str) -> list[Any]:
+    """The different values of a field, as they come; data sets in the order of `SETS`."""
+    found = list(dict.fromkeys(row[name] for row in rows if name in row))
+    return sorted(found, key=lambda value: list(SETS).index(value) if value in SETS else len(SETS))
+
+
+def mean(rows: Iterable[Row], name: str) -> float:
+    """Of one field."""
+    return statistics.fmean(row[name] for row in rows)
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table whose first ``left`` columns are words and whose others are numbers."""
+    rule = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
+
+
+def shots_head(shots: int) -> str:
+    """'1 shot', '2 shots'."""
+    return f"{shots} shot" + ("" if shots == 1 else "s")
+
+
+def span(numbers: Iterable[float], digits: int = 1, sign: bool = False) -> str:
+    """The least and the largest, '1.3 to 3.6'; with a sign, '−0.3 to +0.1'."""
+    found = [round(number, digits) + 0.0 for number in numbers]  # never "-0.0"
+    low, high = (f"{number:{'+' if sign else ''}.{digits}f}".replace("-", "−") for number in (min(found), max(found)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _named(value: Any) -> Any:
+    """An option without the place where files lie."""
+    if isinstance(value, Path):
+        return value.name
+    return [_named(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _rounded(row: Mapping[str, Any]) -> Row:
+    """Six digits are more than any table shows."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.6g}")
+        return [short(part) for part in value] if isinstance(value, list | tuple) else value
+
+    return {name: short(value) for name, value in row.items()}

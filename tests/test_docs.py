@@ -1,0 +1,187 @@
+"""That the docs say what was measured."""
+
+import json
+import re
+
+import pytest
+from benchmarks import comparison, figures, paper, table
+
+from kalmanclip.errors import DataError
+from kalmanclip.experiments.cells import Place
+from kalmanclip.experiments.report import by_backbone
+from kalmanclip.experiments.select import Selection, choose
+from kalmanclip.experiments.table import to_markdown
+
+# a distribution has the tests without the measurements
+pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
+
+PAGES = {path.relative_to(table.ROOT).as_posix(): path for path in figures.pages()}
+MEASURED = ("README.md", "docs/results.md", "docs/uncertainty.md", "docs/online.md", "docs/faq.md")
+"""Pages that show figures of results/."""
+
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`|^\$\$.*?^\$\$|\$[^$\n]*\$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"\d\.\d")
+
+
+def text_of(name):
+    return PAGES[name].read_text(encoding="utf-8")
+
+
+def by_nobody(text):
+    """What is neither drawn nor marked as kept by hand, nor code, nor a formula."""
+    return CODE.sub("", figures.KEPT.sub("", figures.FIGURE.sub("", text)))
+
+
+def measured_part(name):
+    """The sections that show measurements: all of results.md, elsewhere those whose titles say so."""
+    text = CODE.sub(lambda found: "" if found[0].startswith("```") else found[0], text_of(name))
+    sections = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+    wanted = ("# Results",) if name == "docs/results.md" else ("### Measured", "## What was measured")
+    return "".join(s for s in sections if name == "docs/results.md" or s.startswith(wanted))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_figures_are_those_of_the_results(name):
+    assert figures.difference(PAGES[name]) == "", "draw them again: python -m benchmarks.figures"
+
+
+def test_a_changed_figure_is_noticed():
+    """Whatever digit of whatever figure is wrong."""
+    seen = 0
+    for text in map(text_of, MEASURED):
+        for match in figures.FIGURE.finditer(text):
+            digit = re.search(r"\d", match["text"])
+            if digit is None or is_not_yet(match["call"]):
+                continue
+            place = digit.start() + match.start("text") - match.start()
+            right = match[0]
+            wrong = right[:place] + str((int(right[place]) + 1) % 10) + right[place + 1 :]
+            assert figures.redrawn(wrong) == right
+            seen += 1
+    assert seen > 10
+
+
+def is_not_yet(call):
+    try:
+        figures.draw(call)
+    except table.NotYet:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", table.NOT_YET)
+def test_studies_that_are_to_be_run_have_no_file(name):
+    assert not (table.RESULTS / f"{name}.json").exists(), "it has been run: take it from NOT_YET"
+
+
+def test_changed_results_are_noticed(monkeypatch, tmp_path):
+    kept = json.loads((table.RESULTS / "observations.json").read_text())
+    call = "observations.table"
+    before = figures.draw(call)
+    assert before in text_of("docs/results.md")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    with pytest.raises(DataError, match=r"observations\.json"):
+        figures.draw(call)
+    kept["rows"][0]["nll"] += 1
+    (tmp_path / "observations.json").write_text(json.dumps(kept))
+    assert figures.draw(call) != before
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_comments_are_well_formed(name):
+    """A misspelled comment would keep its figures from being drawn; one at the beginning of a line ends a paragraph."""
+    text = re.sub(r"^```.*?^```", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+    matches = [*figures.FIGURE.finditer(text), *figures.KEPT.finditer(text)]
+    assert len(re.findall(r"<!--", text)) == 2 * len(matches)
+    for match in figures.FIGURE.finditer(text):
+        alone = match["text"].startswith("\n\n") and match["text"].endswith("\n\n")
+        inside = "\n" not in match["text"] and text[match.start() - 1] != "\n"
+        assert alone or inside, match["call"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_of_numbers_are_drawn_or_said_to_be_kept_by_hand(name):
+    lines = [line for line in by_nobody(text_of(name)).splitlines() if line.startswith("|") and NUMBER.search(line)]
+    if name in figures.BY_HAND:
+        assert lines, "it has no such table any more: take it from BY_HAND"
+    elif name == "docs/paper.md":  # told in words; the numbers are those of the findings and tables of the runs
+        known = "\n".join(file.read_text(encoding="utf-8") for file in (table.RESULTS / "paper").glob("*.md"))
+        assert set(re.findall(r"\d+\.\d+", "\n".join(lines))) <= set(re.findall(r"\d+\.\d+", known))
+    else:
+        assert lines == []
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_no_measured_number_is_written_into_a_sentence(name):
+    assert [line for line in by_nobody(measured_part(name)).splitlines() if NUMBER.search(line)] == []
+
+
+@pytest.mark.parametrize("store", ["comparison", "shift", "contamination"])
+def test_committed_tables_are_those_of_the_records(store):
+    chosen = choose(table.RESULTS / store, Selection())
+    assert not chosen.damaged
+    assert (table.RESULTS / store / "table.md").read_text(encoding="utf-8") == to_markdown(by_backbone(chosen.records))
+
+
+def test_losses_are_all_there_are():
+    """Counted again from the files of the runs, without the classes that draw the table."""
+    found = {}
+    for file in (table.RESULTS / "comparison").glob("[0-9a-f]*.json"):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record["status"] == "done" and record["run"]["model"] == "tiny":
+            run = record["run"]
+            found.setdefault((run["data"], run["shots"]), {})[record["label"], run["seed"]] = record["metrics"]
+    better = set()
+    for (data, shots), runs in found.items():
+        for label in {label for label, _ in runs}:
+            seeds = [s for own, s in runs if own == label and (comparison.DEFAULT, s) in runs]
+            gains = [runs[label, s]["accuracy"] - runs[comparison.DEFAULT, s]["accuracy"] for s in seeds]
+            if gains and round(100 * sum(gains) / len(gains), 1) > 0:
+                place = f"{table.SETS[data]}, {table.shots_head(shots)}"
+                better.add((place, comparison.called(label), f"{100 * sum(gains) / len(gains):.1f}"))
+    said = set()
+    for line in comparison.losses("accuracy").splitlines()[2:]:
+        place, _, methods = line.strip("| ").split(" | ")
+        said |= {(place, *found) for found in re.findall(r"(?:^|; )(\S.*?) by ([\d.]+)", methods)}
+    assert said == better
+
+
+def test_the_papers_tables_are_those_of_the_records():
+    """Those rows of them that were run for them, and did not diverge."""
+    names = {"OxfordPets": "oxford_pets", "DTD": "dtd", "EuroSAT": "eurosat"}
+    records, seen = comparison.grid("paper"), 0
+    for name in ("belief", "noise", "observation", "regulation", "table4"):
+        for cell in paper.cells(name):
+            if cell["method"] in records.rows and cell["column"] in names and cell["diverged"] == "0":
+                mean = records.cell(cell["method"], Place(names[cell["column"]], 16)).mean()
+                assert float(cell["mean"]) == pytest.approx(100 * mean, abs=1e-9)
+                seen += 1
+    assert seen > 30
+
+
+def test_cells_of_the_papers_tables():
+    (found,) = [line for line in paper.findings("belief").splitlines() if "than dense" in line]
+    gain = paper.gain("belief", "diagonal (precision)", "dense", "OxfordPets", "DTD", "EuroSAT")
+    assert f"by {gain} points in the mean" in found
+    assert f"| **{paper.cell('belief', 'dense', 'EuroSAT')} ±" in (table.RESULTS / "paper/belief.md").read_text()
+    with pytest.raises(DataError, match="words for one"):
+        paper.cell("belief", "dense")
+
+
+def test_unknown_figures_say_where_to_look():
+    with pytest.raises(DataError, match="benchmarks/"):
+        figures.draw("comparison.nothing")
+
+
+def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("It has <!-- figures: comparison.corruptions -->19<!-- end --> corruptions.\n")
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "pages", lambda: [page])
+    with pytest.raises(SystemExit, match=r"benchmarks\.figures"):
+        figures.main(["--check"])
+    assert "-It has" in capsys.readouterr().out
+    assert "19" in page.read_text()
+    figures.main([])
+    assert ">15<" in page.read_text()
+    figures.main(["--check"])
