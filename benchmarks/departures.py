@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.development import development, scores
+from benchmarks.table import RESULTS
 from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import NumericalError
@@ -144,6 +145,11 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the table in docs/method.md."""
     heads, *lines = table(rows)
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---", *["---:"] * (len(heads) - 1)], *lines)]
+
+
+def drawn() -> str:
+    """The table of docs/method.md, from results/departures.json."""
+    return "\n".join(markdown(json.loads((RESULTS / "departures.json").read_text(encoding="utf-8"))))
 
 
 def digest(config: KalmanConfig | None) -> str:

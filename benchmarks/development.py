@@ -17,10 +17,11 @@ TEMPLATES = {
 MOST_SHOTS = 16
 
 
-def cached_backbone(model: str, device: str = "cpu") -> Backbone:
+def cached_backbone(model: str, device: str = "cpu", precision: str = "float32") -> Backbone:
     """The frozen model with the user's cache (``$KALMANCLIP_CACHE``): no image is encoded again by the next study."""
     folder = cache_folder()
-    return dataclasses.replace(load_backbone(model, device), cache=None if folder is None else FeatureCache(folder))
+    cache = None if folder is None else FeatureCache(folder)
+    return dataclasses.replace(load_backbone(model, device, precision), cache=cache)
 
 
 def development(folder: Path, shots: int, seed: int) -> tuple[FewShotTask, LabelledImages]:

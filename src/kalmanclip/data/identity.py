@@ -26,7 +26,7 @@ _MOMENT = 2e9  # nanoseconds: a file that changed so recently may change again w
 _REMEMBER = 1_000_000  # files
 
 _known: dict[tuple[int, ...], str] = {}
-"""Hashes of files by device, inode, size and times: eleven methods need not read the same files eleven times."""
+"""Hashes of files by device, inode, size and times: many methods need not read the same files again."""
 
 
 def image_identity(source: ImageSource) -> str:

@@ -3,7 +3,7 @@
 What each has *seen* is added; what all assumed before is counted once.
 
 - Class residuals: each site keeps sums over its images (`kalmanclip.methods.recollection`). The sums are added by class
-  name, the prior's metric comes from all crops, its strength is the sites' geometric mean weighted by their images, and
+  name, the prior's metric comes from all, its strength is the sites' geometric mean weighted by their images, and
   the mode of the common posterior is sought anew. Sites may have different classes: images of one site then also say
   that they are none of the other's classes, which no product of the sites' Gaussians would.
 - Low-rank parameters: the product of the Gaussians (`kalmanclip.filtering.fusion`). The prior's mean is the random
