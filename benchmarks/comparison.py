@@ -19,11 +19,13 @@ from kalmanclip.experiments.table import MEASURES, Column, Measure, Table
 DEFAULT = "kalman"
 NAMES = {
     DEFAULT: "**kalman (default)**",
+    "kalman no crops": "kalman, no crops",
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",
     "zero_shot": "zero-shot",
     "linear_probe": "linear probe",
+    "linear_probe centre crops": "linear probe, no crops",
     "gda": "GDA",
     "tip_adapter": "Tip-Adapter",
     "tip_adapter_f": "Tip-Adapter-F",
@@ -36,6 +38,7 @@ NAMES = {
     "coop": "CoOp",
     "proker": "ProKeR",
     "timo": "TIMO",
+    "timo_s": "TIMO-S",
 }
 """What the docs call the labels of records; others are shown as they are."""
 
@@ -175,6 +178,9 @@ def called(row: str) -> str:
     """What the docs call a label."""
     if row.startswith("kalman alpha "):
         return row.replace("kalman ", "kalman, ")
+    for suffix in (" as published", " at most 2000 iterations"):
+        if row.endswith(suffix):
+            return f"{NAMES.get(row.removesuffix(suffix), row)},{suffix}"
     return NAMES.get(row, row)
 
 

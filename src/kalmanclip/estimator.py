@@ -164,7 +164,8 @@ class KalmanCLIP:
     ) -> KalmanCLIP:
         """Learns on from more images; those learned before are not needed.
 
-        Low-rank parameters are filtered on: their posterior so far is the prior now. Class residuals (the default) are
+        Low-rank parameters are filtered on: their posterior so far is the prior now; under class residuals they stay as
+        they are. Class residuals (the default) are
         fitted again from the prior, over the new images and over pseudo-images drawn from the sums that stand for the
         old ones; see `kalmanclip.methods.recollection`. Classes not seen before are added; one class alone is enough.
         Without `fit` before it, it starts from the prior.

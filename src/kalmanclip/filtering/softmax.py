@@ -24,7 +24,7 @@ from torch import Tensor
 from kalmanclip.errors import NumericalError
 from kalmanclip.filtering.linalg import cholesky, solve_lower
 
-_ROUNDS = 100  # of ten steps each, at most
+_ROUNDS = 200  # of five steps each, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def softmax_update(
         scale: of the logits.
         alpha: the paper's regulation: an observation counts ``exp(-alpha d_M)`` times, with ``d_M`` the Mahalanobis
             distance of its innovation at the mode, so that outlying images weigh less. Solved by re-weighting.
-        tolerance: the search for the mode ends when ten of its steps gain less, in nats per unit of weight.
+        tolerance: the search for the mode ends when five of its steps gain less, in nats per unit of weight.
         start: where to begin, if a good guess is at hand; changes only the time it takes.
 
     Raises:
@@ -204,11 +204,11 @@ def _mode(
         return value
 
     solver = torch.optim.LBFGS(
-        [U, u], max_iter=10, history_size=10, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        [U, u], max_iter=5, history_size=10, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
     )
     least, before = tolerance * float(weights.sum()), math.inf
     for _ in range(_ROUNDS):
-        value = float(solver.step(negative_log_posterior))  # type: ignore[no-untyped-call]  # before its ten steps
+        value = float(solver.step(negative_log_posterior))  # type: ignore[no-untyped-call]  # before its five steps
         if before - value <= least:
             break
         before = value

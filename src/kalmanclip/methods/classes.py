@@ -308,11 +308,11 @@ class ClassResiduals:
         labels: Tensor,
         weights: Tensor,
         start: SoftmaxBelief | None = None,
+        tolerance: float = 1e-5,
     ) -> SoftmaxBelief:
         """The posterior after features (N, d) with labels and weights (N,)."""
-        return softmax_update(
-            prior, f @ self._root, self._text(f), labels, weights, self.scale, self.alpha, start=start
-        )
+        x, text = f @ self._root, self._text(f)
+        return softmax_update(prior, x, text, labels, weights, self.scale, self.alpha, tolerance, start)
 
     def _share(self, views: Tensor) -> Tensor:
         """How much each view of an image counts, (1 + V,); together one."""
@@ -370,17 +370,22 @@ class _HeldOut:
     def __init__(self, whole: ClassResiduals, fold: Fold) -> None:
         self.labels = fold.held_labels
         self._views = fold.held_views
-        self._residuals = ClassResiduals(whole.config, whole.scale, whole.alpha)
+        # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
+        self._residuals = ClassResiduals(whole.config, whole.scale, alpha=0.0)
         self._residuals.set_classes(whole.names, fold.T)
         self._residuals.root = Recollection.of(fold.views, fold.labels, len(whole.names)).metric()
         self._images = self._residuals._weighted(fold.views, fold.labels)
+        self._found: dict[float, SoftmaxBelief] = {}
 
     def _learn(self, std: float) -> ClassResiduals:
-        """The residuals under that prior; those under the last one are where the search for the mode begins."""
+        """The residuals under that prior; those under the nearest one are where the search for the mode begins."""
         residuals = self._residuals
-        if residuals.prior_std is None or not math.isclose(residuals.prior_std, std):
+        if std not in self._found:
+            near = min(self._found, key=lambda known: abs(math.log(known / std)), default=None)
+            start = None if near is None else self._found[near]
             prior = residuals._prior(std**-2)
-            residuals.belief = residuals._solved(prior, *self._images, residuals.belief)
+            self._found[std] = residuals._solved(prior, *self._images, start, tolerance=1e-4)
+        residuals.belief = self._found[std]
         return residuals
 
     def log_likelihood(self, std: float) -> float:

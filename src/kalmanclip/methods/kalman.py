@@ -125,7 +125,7 @@ class Kalman(KalmanClassifier):
             records = self._filter(material, images.labels, epochs, progress, after_epoch)
             if self.classes is not None:
                 views = self._views(images.sources, progress)
-                folds = self._refitted(material, images, progress)
+                folds = self._refitted(material, images, epochs, progress)
         if self.classes is not None:
             assert isinstance(views, Tensor)
             labels = labels_of(images, views.device)
@@ -138,7 +138,7 @@ class Kalman(KalmanClassifier):
             after_epoch(epochs if records else 1)
         return records
 
-    def _refitted(self, store: ActivationStore, images: LabelledImages, progress: Progress) -> list[Fold]:
+    def _refitted(self, store: ActivationStore, images: LabelledImages, epochs: int, progress: Progress) -> list[Fold]:
         """Parts of the images with encoders that have not seen them: the filter runs once more for each part."""
         folds: list[Fold] = []
         labels = labels_of(images, self.backbone.device)
@@ -146,7 +146,7 @@ class Kalman(KalmanClassifier):
             other = Kalman(self.backbone, self.config, self.ranks)
             other.set_classes(self.class_names, self.templates)
             known = [images.labels[i] for i in kept.tolist()]
-            other._filter(store.subset(kept), known, self.config.epochs, progress, None)
+            other._filter(store.subset(kept), known, epochs, progress, None)
             views = other._views(images.sources, progress)
             assert other.classes is not None
             assert other.classes.T is not None
@@ -289,7 +289,7 @@ class Kalman(KalmanClassifier):
         """The filter before it has seen anything, with that variance of each parameter."""
         self.prior_variance = variance
         options: dict[str, dict[str, Any]] = {
-            "diagonal": {"update": "precision"},  # learns better than 'covariance' from whitened observations
+            "diagonal": {"update": "precision"},
             "block": {"groups": self.encoder.groups},
         }
         chosen = options.get(self.config.belief, {}) | self.config.belief_options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,7 +75,9 @@ class LinearProbe(FeatureMethod):
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Regression on the crops; ``l2`` is chosen on the validation images only."""
         labels = labels_of(task.train, self.backbone.device)
-        views, shares = crop_features(self.backbone, task, self.config, progress)
+        # an epoch of the paper's recipe shows each image once
+        crops = replace(self.config, views=0) if self.config.optimizer == "paper" else self.config
+        views, shares = crop_features(self.backbone, task, crops, progress)
         f, y, weights = crops_as_samples(views, labels, shares)
         if self.config.optimizer == "paper":
             self._descend(f, y, weights, paper_recipe(self.config.batch_size), task.seed, progress)

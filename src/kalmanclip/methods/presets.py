@@ -57,7 +57,7 @@ PRESETS: dict[str, KalmanConfig] = {
     "paper-literal": _LITERAL,
 }
 """- ``default``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
-  updates. The most accurate in most cells of docs/results.md.
+  updates. docs/results.md says where it wins and where it loses.
 - ``head``: low-rank parameters on both embeddings. They belong to no class and can be merged into the CLIP.
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
   learns: the probability of an image's text among those of the batch. All else is ``paper-literal``, but the prior.
