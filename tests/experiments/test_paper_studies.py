@@ -149,7 +149,7 @@ def test_first_order_rivals_share_all_but_the_optimiser_with_the_papers_filter()
             told = [run.config[name] for name in ("optimizer", "lr", "lr_grid", "decay", "weight_decay")]
             assert told == ["adamw", 1e-3, [], "linear", 1e-4]
         else:
-            assert len(run.config["lr_grid"]) == (3 if "passes" in run.label else 5)
+            assert len(run.config["lr_grid"]) == 5
     longer = [run for run in runs if "passes" in run.label]
     assert {run.method for run in longer} == {"kalman", "first_order"}
     assert {run.config["epochs"] for run in longer} == {10}

@@ -150,7 +150,9 @@ def clusters(C, each, d=64, seed=0, noise=0.7, dtype=torch.float64):
     return Problem(prior, x.to(dtype), (70 * x @ T.mT).to(dtype), labels, torch.ones(C * each, dtype=dtype), 70.0)
 
 
-@pytest.mark.parametrize(("C", "each"), [(2, 4), (10, 8), (40, 4), (300, 2)])
+@pytest.mark.parametrize(
+    ("C", "each"), [(2, 4), (10, 8), (40, 4), (300, 2), pytest.param(1000, 2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("strength", [0.5, 10.0, 400.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_default_tolerance_ends_at_the_optimum(C, each, strength, dtype):
