@@ -11,21 +11,18 @@ the shots, as a check that the ranking means something. No test image is opened.
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from rich.progress import track
-from torch import Tensor
 
 from benchmarks.development import cached_backbone, development, scores
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, values, write_rows
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone, LowRankConfig
 from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, preset
-from kalmanclip.methods.recollection import Recollection
 from kalmanclip.observation import LIKELIHOODS
 
 PLAIN = "prior the same in all directions"
@@ -121,15 +118,6 @@ def low_rank_configurations() -> dict[str, KalmanConfig]:
     }
 
 
-@contextmanager
-def without_metric() -> Iterator[None]:
-    def identity(images: Recollection) -> Tensor:
-        return torch.eye(len(images.within)).to(images.within)
-
-    with patch.object(Recollection, "metric", identity):
-        yield
-
-
 def fitted(backbone: Backbone, config: KalmanConfig, task: FewShotTask) -> Kalman:
     method = Kalman(backbone, dataclasses.replace(config, seed=task.seed))
     method.fit(task)
@@ -168,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = {name: config for name, config in rows_of().items() if not options.only or name in options.only}
     rows: list[Row] = []
     for name, config in track(chosen.items(), "configurations", transient=True):
-        with without_metric() if name == PLAIN else nullcontext():
+        with patch("kalmanclip.methods.recollection._POWER", 0.0) if name == PLAIN else nullcontext():
             for place in options.folders:
                 for seed in options.seeds:
                     task, rest = development(place, options.shots, seed)
