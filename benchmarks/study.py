@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
 from rich.progress import track
 
 from benchmarks.development import cached_backbone, development, scores
