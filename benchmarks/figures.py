@@ -40,8 +40,9 @@ BY_HAND = {
     "docs/performance.md": "make bench; python -m benchmarks.fit DATA; python -m benchmarks.precision DATA",
     "docs/parallel.md": "python -m benchmarks.parallel",
     "docs/pairs.md": "python -m benchmarks.pairs DATA",
+    "docs/baselines.md": "options, no measurements: methods/*.py and benchmarks/comparison.json",
 }
-"""Pages whose tables are timings, or of single studies, with the command that prints them."""
+"""Pages whose tables are timings, options, or of single studies, with where they come from."""
 
 
 def pages() -> list[Path]:

@@ -18,6 +18,8 @@ from kalmanclip.experiments.environment import code_version
 from kalmanclip.files import read_json, write_atomic
 
 NOT_YET = {
+    "metric": "python -m benchmarks.metric EUROSAT PETS DTD37 --json results/metric.json",
+    "metric-vitb16": "python -m benchmarks.metric EUROSAT PETS DTD37 --model local-dir:VITB16 --precision bfloat16 --views 0 --json ...",
     "fusion": "python -m benchmarks.fusion EUROSAT PETS DTD37 --json results/fusion.json",
     "fusion-head": "python -m benchmarks.fusion EUROSAT PETS DTD37 --preset head --json results/fusion-head.json",
     "stream": "python -m benchmarks.stream EUROSAT PETS DTD37 --json results/stream.json",

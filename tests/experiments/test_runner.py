@@ -169,7 +169,7 @@ def test_the_driver_may_be_killed_at_any_moment(small_plan, undisturbed, compara
     store, chance = Store(tmp_path), random.Random()
 
     def results():
-        return {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+        return {path: path.read_bytes() for path in tmp_path.glob("[!.]*.json")}
 
     for _ in range(3):
         before = results()

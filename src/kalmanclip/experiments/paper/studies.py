@@ -243,9 +243,9 @@ _ALL = (
             "same start, see the same observation of the same batches in the same order, and make the two passes of "
             "`paper`; the last two rows make ten. Squared: half the squared innovation, the loss of the paper's lemma "
             "with R = I. Cross-entropy: minus the logarithm of the matched probability.",
-            "The rates of AdamW and SGD (momentum 0.9) are chosen out of five (with ten passes out of three) on "
-            "validation images, which the filter does not have; their decay is linear, their weight decay 1e-4. The "
-            "paper's settings for its baselines are AdamW with the rate 1e-3, and nothing is chosen.",
+            "The rates of AdamW and SGD (momentum 0.9) are chosen out of five on validation images, which the filter "
+            "does not have; their decay is linear, their weight decay 1e-4. The paper's settings for its baselines are "
+            "AdamW with the rate 1e-3, and nothing is chosen.",
         ),
         (
             _ZERO_SHOT,
