@@ -167,7 +167,7 @@ def test_cells_of_the_papers_tables():
     assert f"by +{gain} " in found
     assert f"{paper.cell('belief', 'dense', 'EuroSAT')} ±" in (table.RESULTS / "paper/belief.md").read_text()
     with pytest.raises(DataError, match="words for one"):
-        paper.cell("belief", "dense")
+        paper.cell("table1", "Ours (paper)")
 
 
 def test_unknown_figures_say_where_to_look():
