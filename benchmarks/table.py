@@ -24,7 +24,6 @@ NOT_YET = {
     "stream": "python -m benchmarks.stream EUROSAT PETS DTD37 --json results/stream.json",
     "study": "python -m benchmarks.study EUROSAT PETS DTD37 --seeds 1 --json results/study.json",
     "study-low-rank": "python -m benchmarks.study EUROSAT --low-rank --seeds 1 2 --json results/study-low-rank.json",
-    "uncertainty": "python -m benchmarks.uncertainty EUROSAT PETS DTD37 --json results/uncertainty.json",
     "unknown": "python -m benchmarks.unknown DATA --part test --json results/unknown.json",
 }
 """Studies that have yet to write their files, with the commands; the docs keep their figures until then."""
