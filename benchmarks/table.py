@@ -18,7 +18,6 @@ from kalmanclip.experiments.environment import code_version
 from kalmanclip.files import read_json, write_atomic
 
 NOT_YET = {
-    "metric-vitb16": "python -m benchmarks.metric EUROSAT PETS DTD37 --model local-dir:VITB16 ... (see docs/method.md)",
     "fusion": "python -m benchmarks.fusion EUROSAT PETS DTD37 --json results/fusion.json",
     "fusion-head": "python -m benchmarks.fusion EUROSAT PETS DTD37 --preset head --json results/fusion-head.json",
     "stream": "python -m benchmarks.stream EUROSAT PETS DTD37 --json results/stream.json",
