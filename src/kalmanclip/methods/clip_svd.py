@@ -19,6 +19,7 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.data.kept import keep_decoded
 from kalmanclip.encoders import Backbone
 from kalmanclip.encoders.blocks import plain_blocks
+from kalmanclip.encoders.dual import averaged_prompts
 from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, unit
 from kalmanclip.errors import ConfigError, ModelError
 from kalmanclip.methods.base import Needs, Progress, silent
@@ -196,5 +197,5 @@ class Similarities:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Preprocessed images (B, 3, h, w) to similarities (B, C)."""
-        t = unit(self.text(self.tokens)).unflatten(0, (-1, self.templates)).mean(dim=1)
-        return unit(self.image(images)) @ unit(t).mT
+        T = averaged_prompts(unit(self.text(self.tokens)), self.templates)
+        return unit(self.image(images)) @ T.mT

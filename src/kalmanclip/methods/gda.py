@@ -71,10 +71,7 @@ class GDA(FeatureMethod):
 
     def estimate(self, f: Tensor, labels: Tensor, weights: Tensor, class_names: list[str]) -> None:
         """Sets ``W`` and ``b`` from features (N, d), labels (N,) and weights (N,) of mean one."""
-        mu = class_means(f, labels, class_names, weights)
-        residuals = weights.sqrt().unsqueeze(1) * (f - mu[labels])
-        W = torch.linalg.solve(shrunken_covariance(residuals), mu.mT.double()).mT
-        self.W, self.b = W.to(f), -0.5 * (W * mu).sum(dim=1).to(f)
+        self.W, self.b = gaussian_discriminant(f, labels, class_names, weights)
 
     def discriminant(self, f: Tensor) -> Tensor:
         """``f W^T + b`` (N, C)."""
@@ -83,6 +80,21 @@ class GDA(FeatureMethod):
     def score(self, f: Tensor) -> Tensor:
         """Features (N, d) to logits (N, C)."""
         return self.zero_shot(f) + self.alpha * self.discriminant(f)
+
+
+def gaussian_discriminant(
+    f: Tensor, labels: Tensor, class_names: list[str], weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``W = mu Sigma^-1`` (C, d) and ``b = -1/2 diag(mu Sigma^-1 mu^T)`` (C,) of samples (N, d) with labels (N,).
+
+    Weights (N,) have a mean of one; None: all samples count the same.
+    """
+    mu = class_means(f, labels, class_names, weights)
+    residuals = f - mu[labels]
+    if weights is not None:
+        residuals = weights.sqrt().unsqueeze(1) * residuals
+    W = torch.linalg.solve(shrunken_covariance(residuals), mu.mT.double()).mT
+    return W.to(f), -0.5 * (W * mu).sum(dim=1).to(f)
 
 
 def shrunken_covariance(residuals: Tensor) -> Tensor:

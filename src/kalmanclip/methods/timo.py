@@ -21,7 +21,7 @@ from kalmanclip.methods.features import (
     text_weights,
     unit,
 )
-from kalmanclip.methods.gda import shrunken_covariance
+from kalmanclip.methods.gda import gaussian_discriminant
 from kalmanclip.methods.training import check_positive
 
 
@@ -210,8 +210,5 @@ def joined(f: Tensor, y: Tensor, t: Tensor, s: Tensor, count: int) -> tuple[Tens
 
 
 def discriminant(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """``W = mu Sigma^-1`` (C, d) and ``b = -1/2 diag(mu Sigma^-1 mu^T)`` (C,) of samples (N, d) and labels (N,)."""
-    C = int(y.max()) + 1
-    mu = class_means(f, y, [str(c) for c in range(C)])
-    W = torch.linalg.solve(shrunken_covariance(f - mu[y]), mu.mT.double()).mT
-    return W.to(f), -0.5 * (W * mu).sum(dim=1).to(f)
+    """GDA's ``W`` (C, d) and ``b`` (C,) of samples (N, d) and labels (N,); every class has a prompt among them."""
+    return gaussian_discriminant(f, y, [str(c) for c in range(int(y.max()) + 1)])
