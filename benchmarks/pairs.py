@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from kalmanclip.data import CaptionedImages
-from kalmanclip.data.walk import image_files
+from kalmanclip.data.folder import image_files
 from kalmanclip.encoders import load_backbone
 from kalmanclip.metrics import RetrievalRecall
 from kalmanclip.retrieval import RECALL_AT, fit_pairs, measure_recall, pair_config

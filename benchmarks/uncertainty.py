@@ -31,8 +31,7 @@ from kalmanclip.data import FewShotTask, few_shot_task, read_folder, read_shot_l
 from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset
 from kalmanclip.methods.predictive import linearised
-from kalmanclip.metrics import expected_calibration_error
-from kalmanclip.metrics.summary import summarise
+from kalmanclip.metrics import expected_calibration_error, summarise
 from kalmanclip.prediction import expected_softmax, mean_field
 
 MEASURES = {

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
-from kalmanclip.data import CaptionedImages, read_caption_views, task_from_pairs
+from kalmanclip.data import CaptionedImages, read_caption_splits, task_from_pairs
 from kalmanclip.errors import DataError
 from kalmanclip.methods import make_method
 from kalmanclip.retrieval import fit_pairs, learnable, measure_recall, update_pairs
@@ -151,7 +151,7 @@ def test_resume_notices_another_caption(folder, adapter, tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("held_out.csv", "held_out.csv has no part 'train'; it has test"),
+        ("held_out.csv", "held_out.csv has no split 'train'; it has test"),
         ("nothing.jsonl", "there is no list"),
         ("circle0.png", "neither a folder nor a list"),
         ("nowhere", "nowhere does not exist"),
@@ -213,7 +213,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 def test_from_hugging_face(folder, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the package `datasets` (extra [huggingface]) is not installed")
-    pairs = read_caption_views(folder / "pairs.csv")
+    pairs = read_caption_splits(folder / "pairs.csv")
     parts = {}
     for part in ("train", "test"):
         chosen = getattr(pairs, part)
@@ -231,7 +231,7 @@ def test_from_hugging_face(folder, tmp_path, monkeypatch):
 
 
 def test_recall_is_that_of_the_models_own_embeddings(folder, tiny):
-    pairs = read_caption_views(folder / "whole.csv").train
+    pairs = read_caption_splits(folder / "whole.csv").train
     found = measure_recall(pairs, tiny, [1, 3])
     texts = list(dict.fromkeys(pairs.captions))
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_recall_is_that_of_the_models_own_embeddings(folder, tiny):
 
 def test_captions_cut_to_the_same_tokens_are_one_to_learn_and_tied_to_measure(folder, tiny):
     long = "a very long caption " * 60
-    images = read_caption_views(folder / "whole.csv").train.sources[:3]
+    images = read_caption_splits(folder / "whole.csv").train.sources[:3]
     pairs = CaptionedImages(images, [long + "of a cat", long + "of a dog", "a short one"])
     task = learnable(pairs, tiny)
     assert task.train.labels == [0, 0, 1]
@@ -260,7 +260,7 @@ def test_captions_cut_to_the_same_tokens_are_one_to_learn_and_tied_to_measure(fo
 
 
 def test_goes_on_learning_and_saves(folder, tiny, tmp_path):
-    pairs = read_caption_views(folder / "pairs.csv")
+    pairs = read_caption_splits(folder / "pairs.csv")
     clf = fit_pairs(pairs.train, tiny, epochs=1)
     steps = clf.method.filter.steps
     update_pairs(clf, pairs.test)
@@ -273,7 +273,7 @@ def test_goes_on_learning_and_saves(folder, tiny, tmp_path):
 
 @pytest.mark.parametrize("name", list(QUICK))
 def test_every_method_learns_from_pairs(folder, tiny, name):
-    pairs = read_caption_views(folder / "pairs.csv").train
+    pairs = read_caption_splits(folder / "pairs.csv").train
     method = make_method(name, tiny, QUICK[name])
     method.fit(task_from_pairs(pairs))
     logits = method.logits(pairs.sources[:2])

@@ -18,7 +18,7 @@ from kalmanclip.cli.screen import bars, command_line, facts, listing, percent, s
 from kalmanclip.data import LabelledImages, fill, sample_shots
 from kalmanclip.errors import ConfigError
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.metrics import lead
+from kalmanclip.metrics import standardized_margin
 from kalmanclip.pictures import Prediction, draw_predictions
 
 SHOTS = 16
@@ -114,7 +114,7 @@ def _predictions(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 
     some = test.subset(chosen)
     logits = clf.predict_logits(some.sources)
     probabilities = logits.mean.softmax(dim=1).numpy()
-    leads = lead(logits.mean.numpy(), logits.std.numpy())
+    leads = standardized_margin(logits.mean.numpy(), logits.std.numpy())
     names = np.array(clf.classes_)
     columns = names[some.labels], names[probabilities.argmax(axis=1)], probabilities.max(axis=1), leads
     return [

@@ -18,12 +18,12 @@ from kalmanclip.data import (
     FewShotTask,
     LabelledImages,
     from_lists,
+    hold_out,
     read_folder,
     read_images,
     sample_shots,
     validate_templates,
 )
-from kalmanclip.data.holdout import hold_out
 from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError

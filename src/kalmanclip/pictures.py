@@ -21,7 +21,7 @@ RIGHT, WRONG = "#2a7d4f", "#c0392b"
 
 
 class Prediction(NamedTuple):
-    """One image and what was said of it; ``lead`` as in `kalmanclip.metrics`."""
+    """One image and what was said of it; ``lead`` as in `kalmanclip.metrics.standardized_margin`."""
 
     image: np.ndarray
     truth: str

@@ -1,6 +1,6 @@
 """Image-text pairs end to end: learning from captions with the Kalman filter, embeddings, recall@k.
 
->>> pairs = read_caption_views("photos.csv")
+>>> pairs = read_caption_splits("photos.csv")
 >>> clf = fit_pairs(pairs.train, "tiny")
 >>> result = measure_recall(pairs.test, clf)
 >>> result.tuned.image_to_text[1], result.zero_shot.image_to_text[1]

@@ -6,9 +6,9 @@ import pytest
 import torchvision
 from tests.data import trees
 
+from kalmanclip.data.catalog import DATA_SETS
 from kalmanclip.data.check import Count, check_dataset, get_dataset
-from kalmanclip.data.registry import DATA_SETS
-from kalmanclip.data.sets.views import PUBLISHED, SPLIT_FILE
+from kalmanclip.data.splits import PUBLISHED, SPLIT_FILE
 from kalmanclip.errors import ConfigError, DataError
 
 PETS = dataclasses.replace(DATA_SETS["oxford_pets"], classes=2, counts={PUBLISHED: {"train+val": 20, "test": 8}})
@@ -19,7 +19,7 @@ def test_complete(tmp_path):
     calls = []
     report = check_dataset(PETS, tmp_path, progress=lambda *call: calls.append(call))
     assert report.ok
-    assert (report.folder, report.split, report.classes) == (base, PUBLISHED, 2)
+    assert (report.folder, report.origin, report.classes) == (base, PUBLISHED, 2)
     assert report.counts == (Count("train+val", 20, 20), Count("test", 8, 8))
     assert calls[-1] == ("images", 28, 28)
 

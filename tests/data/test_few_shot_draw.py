@@ -73,9 +73,9 @@ def test_again_from_a_record(with_val):
 def test_record_of_other_images():
     train, val = images_of([20, 3]), images_of([9, 9], "val/")
     record = few_shot_task(train, val, None, 4, 3).to_dict()
-    with pytest.raises(DataError, match="the train part is not the one"):
+    with pytest.raises(DataError, match="the train split is not the one"):
         FewShotTask.from_dict(record, images_of([20, 4]), val)
-    with pytest.raises(DataError, match="the val part is not the one"):
+    with pytest.raises(DataError, match="the val split is not the one"):
         FewShotTask.from_dict(record, train)
     for damaged in ({}, {"draw": {"shots": 1}, "templates": []}, {"draw": 3, "templates": []}):
         with pytest.raises(DataError, match="not the record"):

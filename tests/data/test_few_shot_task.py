@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kalmanclip.data.labelled import LabelledImages
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES
-from kalmanclip.data.task import FewShotTask, sample_shots
+from kalmanclip.data.shots import sample_shots
+from kalmanclip.data.task import FewShotTask
 from kalmanclip.errors import ConfigError, DataError
 
 

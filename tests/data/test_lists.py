@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.data.trees import picture, text
 
-from kalmanclip.data.lists import has_captions_only, is_list, read_caption_views, read_captions, read_list
+from kalmanclip.data.lists import has_captions_only, is_list, read_caption_splits, read_captions, read_list
 from kalmanclip.data.pairs import CaptionedImages, labelled_captions
 from kalmanclip.errors import DataError
 
@@ -30,10 +30,10 @@ def write(folder, kind, rows=ROWS):
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
 def test_all_formats(tmp_path, kind):
     path = write(tmp_path, kind, [row | {"class": row["class"].lower()} for row in ROWS])
-    views = read_list(path)
-    assert views.class_names == ["cat", "sea lion"]
-    assert views.train.sources == [tmp_path / "a.png", tmp_path / "inner" / "b.png"]
-    assert [views.train.labels, views.val.labels, views.test.labels] == [[1, 0], [0], [1]]
+    splits = read_list(path)
+    assert splits.class_names == ["cat", "sea lion"]
+    assert splits.train.sources == [tmp_path / "a.png", tmp_path / "inner" / "b.png"]
+    assert [splits.train.labels, splits.val.labels, splits.test.labels] == [[1, 0], [0], [1]]
     pairs = read_captions(path)
     assert pairs.captions == [row["caption"] for row in ROWS]
     assert read_captions(path, "train").captions == ["a lion, at sea", "a cat"]
@@ -41,8 +41,8 @@ def test_all_formats(tmp_path, kind):
 
 def test_other_column_names_and_no_split(tmp_path):
     path = write(tmp_path, "csv", [{"Path": "x.png", "Label": "dog"}, {"Path": "x.png", "Label": "cat"}])
-    views = read_list(path)
-    assert (len(views.train), views.val, views.test) == (2, None, None)
+    splits = read_list(path)
+    assert (len(splits.train), splits.val, splits.test) == (2, None, None)
 
 
 def test_class_names(tmp_path):
@@ -105,23 +105,23 @@ def test_captions_are_checked(tmp_path):
 
 
 def test_pairs(tmp_path):
-    views = read_list(write(tmp_path, "csv", ROWS[:2]))
-    pairs = labelled_captions(views.train, "a {}.")
+    splits = read_list(write(tmp_path, "csv", ROWS[:2]))
+    pairs = labelled_captions(splits.train, "a {}.")
     assert pairs.captions == ["a sea lion.", "a cat."]
     assert (len(pairs), pairs.subset([1]).captions) == (2, ["a cat."])
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
 def test_parts_of_pairs(tmp_path, kind):
-    views = read_caption_views(write(tmp_path, kind))
-    assert views.train.captions == ["a lion, at sea", "a cat"]
-    assert (views.val.captions, views.test.captions) == (["another"], ["the last"])
-    assert (views.part(None, "x"), views.part("val", "x")) == (views.test, views.val)
-    whole = read_caption_views(write(tmp_path, kind, [{"path": "a.png", "text": "x"}]))
+    splits = read_caption_splits(write(tmp_path, kind))
+    assert splits.train.captions == ["a lion, at sea", "a cat"]
+    assert (splits.val.captions, splits.test.captions) == (["another"], ["the last"])
+    assert (splits.get(None, "x"), splits.get("val", "x")) == (splits.test, splits.val)
+    whole = read_caption_splits(write(tmp_path, kind, [{"path": "a.png", "text": "x"}]))
     assert (whole.val, whole.test) == (None, None)
-    assert whole.part(None, "x") is whole.train
-    with pytest.raises(DataError, match=r"list.csv has no part 'test'; it has train"):
-        whole.part("test", "list.csv")
+    assert whole.get(None, "x") is whole.train
+    with pytest.raises(DataError, match=r"list.csv has no split 'test'; it has train"):
+        whole.get("test", "list.csv")
 
 
 def test_what_a_list_is_about(tmp_path):

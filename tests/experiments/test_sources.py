@@ -48,7 +48,7 @@ def test_a_folder_may_have_a_validation_part(tmp_path):
     for part, count in (("train", 3), ("val", 2), ("test", 1)):
         make_images(tmp_path / part, ["cat", "dog"], count)
     views = read_views(str(tmp_path))
-    assert [(name, len(images)) for name, images in views.parts()] == [("train", 6), ("val", 4), ("test", 2)]
+    assert [(name, len(images)) for name, images in views.items()] == [("train", 6), ("val", 4), ("test", 2)]
 
 
 def test_a_class_that_only_the_test_part_has_is_refused(tmp_path):
@@ -120,7 +120,7 @@ def test_a_list_is_a_data_set(pets):
     (pets / "pets.csv").write_text("\n".join(["image,class,split", *rows]))
     (source,) = find_sources([str(pets / "pets.csv")])
     assert source.name == "pets"
-    assert [(name, len(images)) for name, images in source.read().parts()] == [("train", 6), ("test", 2)]
+    assert [(name, len(images)) for name, images in source.read().items()] == [("train", 6), ("test", 2)]
 
 
 def test_shifts_belong_to_the_data_sets_that_have_their_classes(pets, eurosat_root):
@@ -179,4 +179,4 @@ def test_a_data_set_of_hugging_face_is_the_same_wherever_it_lies(pets):
         datasets.DatasetDict(tables).save_to_disk(pets.parent / place / "mine")
     (here,), (there,) = (find_sources([f"hf:{pets.parent}/{place}/mine"]) for place in ("here", "there"))
     assert (here.name, here.fingerprint) == ("mine", there.fingerprint)
-    assert [(name, len(images)) for name, images in here.read().parts()] == [("train", 6), ("test", 2)]
+    assert [(name, len(images)) for name, images in here.read().items()] == [("train", 6), ("test", 2)]

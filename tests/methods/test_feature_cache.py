@@ -10,8 +10,7 @@ from PIL import Image
 
 from kalmanclip.data import FewShotTask, LabelledImages, LazyImage
 from kalmanclip.data.corruptions import CorruptedImage
-from kalmanclip.data.identity import content_identities, content_identity
-from kalmanclip.data.kept import keep_decoded
+from kalmanclip.data.images import cache_decoded, content_identities, content_identity
 from kalmanclip.encoders import Backbone, FeatureCache, LowRankConfig, load_backbone
 from kalmanclip.encoders.product import describe_product
 from kalmanclip.errors import ImageError
@@ -148,7 +147,7 @@ def test_preprocessing_that_does_not_say_what_it_does_is_not_cached(tiny, tmp_pa
 
 @pytest.mark.parametrize("keep_times", [False, True])
 def test_a_file_that_changes_under_its_name(tiny, tmp_path, monkeypatch, keep_times):
-    monkeypatch.setattr("kalmanclip.data.identity._MOMENT", -1)  # hashes of new files are remembered, too
+    monkeypatch.setattr("kalmanclip.data.images._SETTLING_NS", -1)  # hashes of new files are remembered, too
     file, cache = tmp_path / "image.bmp", tmp_path / "cache"  # uncompressed: both have the same size
     first, second = pictures(2)
     Image.fromarray(first).save(file)
@@ -230,7 +229,7 @@ def test_training_on_fresh_crops_decodes_every_picture_once(tiny, task, decoded_
 
 
 def test_kept_pictures_stay_within_their_room(images, decoded_files):
-    kept = keep_decoded(images.sources[:3], keep_bytes=2 * 3 * 64 * 64)
+    kept = cache_decoded(images.sources[:3], max_bytes=2 * 3 * 64 * 64)
     for _ in range(4):
         for source in kept:
             source.load(10**6)
@@ -242,7 +241,7 @@ def test_an_unreadable_picture_among_kept_ones_is_named_as_ever(tiny, tmp_path):
     with pytest.raises(ImageError) as plain:
         image_features(tiny, [missing])
     with pytest.raises(ImageError) as kept:
-        image_features(tiny, keep_decoded([missing]))
+        image_features(tiny, cache_decoded([missing]))
     assert str(kept.value) == str(plain.value)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kalmanclip.metrics import ClassResult, accuracy, confusion_matrix, lead, per_class
+from kalmanclip.metrics import ClassResult, accuracy, confusion_matrix, per_class, standardized_margin
 
 
 def test_accuracy_is_the_share_of_equal_entries():
@@ -33,8 +33,8 @@ def test_per_class_leaves_the_matrix_alone():
 def test_lead_is_the_distance_of_the_two_largest_logits_in_standard_deviations():
     mean = np.array([[1.0, 8.0, 3.0], [2.0, 2.0, -5.0]])
     std = np.array([[9.0, 3.0, 4.0], [1.0, 1.0, 1.0]])
-    assert lead(mean, std) == pytest.approx([1.0, 0.0])  # (8 - 3) / sqrt(3^2 + 4^2)
+    assert standardized_margin(mean, std) == pytest.approx([1.0, 0.0])  # (8 - 3) / sqrt(3^2 + 4^2)
 
 
 def test_lead_of_nothing_is_empty():
-    assert lead(np.empty((0, 3)), np.empty((0, 3))).shape == (0,)
+    assert standardized_margin(np.empty((0, 3)), np.empty((0, 3))).shape == (0,)

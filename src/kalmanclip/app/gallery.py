@@ -8,7 +8,7 @@ from PIL import Image
 
 from kalmanclip.app.limits import MAX_PIXELS, preview
 from kalmanclip.data import load_image, read_images
-from kalmanclip.data.identity import image_identity
+from kalmanclip.data.images import image_identity
 from kalmanclip.errors import ImageError
 
 SIDE = 160

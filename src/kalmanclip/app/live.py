@@ -16,7 +16,7 @@ from kalmanclip.app.gallery import Gallery
 from kalmanclip.app.limits import MAX_PICTURES, Upload
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.data import LabelledImages, class_name_from_folder
-from kalmanclip.data.names import name_key
+from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.methods import idle

@@ -29,8 +29,8 @@ _INCOMPLETE = 3
 
 def list_(root: Root = None, as_json: Json = False) -> None:
     """List the known data sets and where they are."""
-    with waiting("Looking around"):
-        from kalmanclip.data.registry import DATA_SETS, data_root
+    with waiting("Looking for data sets"):
+        from kalmanclip.data.catalog import DATA_SETS, data_root
 
         place = data_root(root)
         rows = [(dataset, dataset.find(place)) for dataset in DATA_SETS.values()]
@@ -62,16 +62,19 @@ def check(
     with bars() as progress:
         report = check_dataset(name, root, variant=variant, decode=not fast, progress=progress)
     if as_json:
-        counts = {count.part: {"found": count.found, "expected": count.expected} for count in report.counts}
-        result = {"name": report.name, "folder": str(report.folder), "split": report.split, "classes": report.classes}
+        counts = {count.split: {"found": count.found, "expected": count.expected} for count in report.counts}
+        result = {"name": report.name, "folder": str(report.folder), "split": report.origin, "classes": report.classes}
         typer.echo(json.dumps({**result, "counts": counts, "problems": list(report.problems)}, indent=2))
     else:
         facts(
             [
                 ("folder", report.folder),
-                ("split from", report.split),
+                ("split from", report.origin),
                 ("classes", report.classes),
-                *((c.part, f"{c.found} images" + ("" if c.ok else f" (expected {c.expected})")) for c in report.counts),
+                *(
+                    (c.split, f"{c.found} images" + ("" if c.ok else f" (expected {c.expected})"))
+                    for c in report.counts
+                ),
             ]
         )
         for problem in report.problems[:_SHOWN]:
@@ -86,8 +89,8 @@ def check(
 def get(name: Name, root: Root = None) -> None:
     """Download a data set where that is possible, or say how to get it."""
     with waiting("Reading"):
+        from kalmanclip.data.catalog import data_root, find_dataset
         from kalmanclip.data.check import get_dataset
-        from kalmanclip.data.registry import data_root, find_dataset
 
         dataset = find_dataset(name)
     there = dataset.find(data_root(root))

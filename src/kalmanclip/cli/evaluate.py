@@ -18,7 +18,7 @@ from kalmanclip.cli.words import words
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kalmanclip.data.shift import Shift
+    from kalmanclip.data.resolve import Shift
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.metrics import ClassResult
 
@@ -147,10 +147,9 @@ def _tests(
     data: Sequence[str], root: Path | None, classes: Sequence[str], damages: Sequence[tuple[str, int]]
 ) -> list[Test]:
     """What to measure on: every set as it is, then corrupted."""
+    from kalmanclip.data.catalog.imagenet import imagenet_class_names
     from kalmanclip.data.corruptions import corrupted
-    from kalmanclip.data.sets.imagenet import imagenet_class_names
-    from kalmanclip.data.shift import read_shift
-    from kalmanclip.data.spelling import data_name
+    from kalmanclip.data.resolve import data_name, read_shift
 
     labels = tuple(range(1000)) if list(classes) == list(imagenet_class_names()) else None
     tests: list[Test] = []
@@ -172,8 +171,15 @@ _POINTS = 200  # of a risk-coverage curve, at most
 def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_alarms: float) -> dict[str, Any]:
     import numpy as np
 
-    from kalmanclip.metrics import BINS, accuracy, confusion_matrix, per_class, reliability_table, risk_coverage
-    from kalmanclip.metrics.summary import summarise
+    from kalmanclip.metrics import (
+        BINS,
+        accuracy,
+        confusion_matrix,
+        per_class,
+        reliability_table,
+        risk_coverage,
+        summarise,
+    )
 
     images, columns = test.shift.images, list(test.shift.columns)
     with bars(f"{test.name} {test.corruption or ''}".strip() + ": ") as progress, naming_bad_images(images.sources):

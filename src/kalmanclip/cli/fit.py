@@ -193,7 +193,7 @@ def fit(
     if material.labelled is not None:
         labelled = material.labelled
         if calibrate:
-            from kalmanclip.data.holdout import hold_out
+            from kalmanclip.data import hold_out
 
             labelled, held = hold_out(labelled, calibrate, options.seed)
         images, seen = _choose(material, labelled, shots, options.seed, before)

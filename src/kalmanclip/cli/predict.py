@@ -150,14 +150,14 @@ def _predict(clf: KalmanCLIP, files: Sequence[Path], wanted: Wanted) -> list[Sco
 
 
 def _uncertainty(averaged: Prediction) -> dict[str, Sequence[float]]:
-    from kalmanclip.metrics import lead
+    from kalmanclip.metrics import standardized_margin
 
     first = averaged.probabilities.argmax(dim=1, keepdim=True)
     return {
         "epistemic": averaged.epistemic.tolist(),
         "aleatoric": averaged.aleatoric.tolist(),
         "logit_std": averaged.std.gather(1, first).squeeze(1).tolist(),
-        "lead": lead(averaged.mean.numpy(), averaged.std.numpy()).tolist(),
+        "lead": standardized_margin(averaged.mean.numpy(), averaged.std.numpy()).tolist(),
     }
 
 

@@ -51,11 +51,11 @@ def retrieve(
         raise ConfigError("An adapter knows its model. Give --adapter or --model, not both.")
     ks = _numbers(k)
     with waiting("Loading"):
-        from kalmanclip.cli.training import caption_views
+        from kalmanclip.cli.training import caption_splits
         from kalmanclip.encoders import load_backbone
         from kalmanclip.retrieval import measure_recall
 
-    chosen = caption_views(pairs).part(part, pairs)
+    chosen = caption_splits(pairs).get(part, pairs)
     check_device(device)
     if adapter is not None:
         tool: Any = load(adapter, device)

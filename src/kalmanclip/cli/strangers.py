@@ -35,7 +35,7 @@ class Strangers:
 def read_strangers(folders: Sequence[str], false_alarms: float) -> dict[str, list[Path]]:
     """The unknown images by the name of their folder."""
     from kalmanclip.data import read_images
-    from kalmanclip.data.spelling import data_name, split_name
+    from kalmanclip.data.resolve import data_name, split_name
 
     if not 0 < false_alarms < 1:
         raise ConfigError(f"--false-alarms is a share between 0 and 1, not {false_alarms:g}.")

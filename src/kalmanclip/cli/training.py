@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kalmanclip.errors import DataError
 
 if TYPE_CHECKING:
-    from kalmanclip.data import CaptionedImages, CaptionedViews, ImageSource, LabelledImages, Views
+    from kalmanclip.data import CaptionedImages, CaptionedSplits, ImageSource, LabelledImages, Splits
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ def read_material(place: str) -> Material:
         place: a folder, a .csv, .json or .jsonl list, or ``hf:`` and the name of a data set.
     """
     from kalmanclip.data import hugging_face, lists, read_folder
-    from kalmanclip.data.spelling import HUB, is_list
+    from kalmanclip.data.resolve import HUB, is_list
 
     if place.startswith(HUB):
         if hugging_face.has_captions_only(place):
-            return Material(place, pairs=caption_views(place).part("train", place))
+            return Material(place, pairs=caption_splits(place).get("train", place))
         views = hugging_face.read_hugging_face(place)
         return Material(place, _train(views, place), templates=views.templates)
     if not is_list(place):
@@ -50,16 +50,16 @@ def read_material(place: str) -> Material:
             raise DataError(f"{place} is neither a folder nor a list; a list ends in .csv, .json or .jsonl")
         return Material(place, read_folder(place))
     if lists.has_captions_only(place):
-        return Material(place, pairs=caption_views(place).part("train", place))
+        return Material(place, pairs=caption_splits(place).get("train", place))
     return Material(place, _train(lists.read_list(place), place))
 
 
-def caption_views(place: str) -> CaptionedViews:
+def caption_splits(place: str) -> CaptionedSplits:
     """The parts of a list of pairs, or of such a data set of Hugging Face."""
-    from kalmanclip.data import read_caption_views, read_hugging_face_captions
-    from kalmanclip.data.spelling import HUB
+    from kalmanclip.data import read_caption_splits, read_hugging_face_captions
+    from kalmanclip.data.resolve import HUB
 
-    return read_hugging_face_captions(place) if place.startswith(HUB) else read_caption_views(place)
+    return read_hugging_face_captions(place) if place.startswith(HUB) else read_caption_splits(place)
 
 
 def fingerprint(material: Material, images: LabelledImages) -> str:
@@ -82,7 +82,7 @@ def fingerprint(material: Material, images: LabelledImages) -> str:
 
 
 def _called(source: ImageSource, root: Path) -> str:
-    from kalmanclip.data.identity import content_identity, image_identity
+    from kalmanclip.data.images import content_identity, image_identity
 
     if not isinstance(source, str | os.PathLike):
         return f"{image_identity(source)} {content_identity(source)}"
@@ -91,7 +91,7 @@ def _called(source: ImageSource, root: Path) -> str:
     return f"{name.as_posix()} {path.stat().st_size if path.exists() else None}"
 
 
-def _train(views: Views, place: str) -> LabelledImages:
+def _train(views: Splits, place: str) -> LabelledImages:
     if views.train is None:
         raise DataError(f"{place} has nothing to learn from: none of its rows belongs to train")
     return views.train

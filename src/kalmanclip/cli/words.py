@@ -33,7 +33,7 @@ def shares(option: str, values: Sequence[str] | None) -> list[float]:
 
 def spellings(values: Sequence[str] | None) -> list[str]:
     """The same for data sets, but the name of an existing folder may have commas, and so may what the hub is told."""
-    from kalmanclip.data.spelling import HUB, split_name
+    from kalmanclip.data.resolve import HUB, split_name
 
     def whole(value: str) -> bool:
         place = split_name(value)[1]

@@ -1,4 +1,4 @@
-"""Is a data set on this computer complete, and are its images readable? And how to get it if it is not there."""
+"""Check that a data set on this computer is complete and its images readable; download one that is not there."""
 
 import os
 import sys
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from kalmanclip.data.catalog import DataSet, data_root, find_dataset, incomplete, load_dataset
 from kalmanclip.data.images import ImageSource, load_image
-from kalmanclip.data.registry import data_root, find_dataset, incomplete, load_dataset
-from kalmanclip.data.sets.description import DataSet
-from kalmanclip.data.sets.views import Views
+from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError, ImageError
 
 Progress = Callable[[str, int, int], None]
@@ -22,9 +21,9 @@ _AT_ONCE = 1024  # images given to the threads at a time: a Ctrl-C waits for no 
 
 @dataclass(frozen=True)
 class Count:
-    """How many images there are in a part (or in several, "train+val"), and how many there should be."""
+    """How many images there are in a split (or in several, "train+val"), and how many there should be."""
 
-    part: str
+    split: str
     found: int
     expected: int
 
@@ -41,7 +40,7 @@ class Report:
     Attributes:
         name: the data set.
         folder: where it lies.
-        split: where its split came from (`sets.views`).
+        origin: where its splits came from (`Splits.origin`).
         classes: the number of classes found.
         counts: images found and expected.
         problems: what is wrong, one sentence each, with what to do.
@@ -49,7 +48,7 @@ class Report:
 
     name: str
     folder: Path
-    split: str
+    origin: str
     classes: int
     counts: tuple[Count, ...]
     problems: tuple[str, ...]
@@ -72,7 +71,7 @@ def check_dataset(
 
     Args:
         dataset: a name, or a description.
-        root: the folder that holds the data sets; see `registry.data_root`.
+        root: the folder that holds the data sets; see `catalog.data_root`.
         variant: as in `load_dataset`.
         decode: False only looks whether the files are there, which is much faster.
         progress: called with (stage, done, total).
@@ -81,18 +80,20 @@ def check_dataset(
         DataError: the data set is not there, or its lists cannot be read at all.
     """
     known = find_dataset(dataset) if isinstance(dataset, str) else dataset
-    views = load_dataset(known, root, variant=variant, strict=False)
+    splits = load_dataset(known, root, variant=variant, strict=False)
     folder = known.find(data_root(root))
     assert folder is not None  # load_dataset found it
-    counts = _counts(known, views)
-    problems = [f"{problem}; {_mend(known)}" for problem in incomplete(known, views)]
+    counts = _counts(known, splits)
+    problems = [f"{problem}; {_mend(known)}" for problem in incomplete(known, splits)]
     problems += [
-        f"{count.part} has {count.found} images instead of {count.expected}; {_mend(known)}"
+        f"{count.split} has {count.found} images instead of {count.expected}; {_mend(known)}"
         for count in counts
         if not count.ok
     ]
-    problems += unreadable_images([source for _, part in views.parts() for source in part.sources], decode, progress)
-    return Report(known.name, folder, views.split, len(views.class_names), tuple(counts), tuple(problems))
+    problems += unreadable_images(
+        [source for _, images in splits.items() for source in images.sources], decode, progress
+    )
+    return Report(known.name, folder, splits.origin, len(splits.class_names), tuple(counts), tuple(problems))
 
 
 def unreadable_images(sources: list[ImageSource], decode: bool = True, progress: Progress | None = None) -> list[str]:
@@ -152,13 +153,13 @@ def _remove_empty(folder: Path | None) -> None:
                 path.rmdir()
 
 
-def _counts(dataset: DataSet, views: Views) -> list[Count]:
-    """Found and expected, for the parts that are there: who only measures need not have train."""
-    sizes = {part: len(images) for part, images in views.parts()}
+def _counts(dataset: DataSet, splits: Splits) -> list[Count]:
+    """Return found and expected numbers for the splits that are there: who only measures need not have train."""
+    sizes = {split: len(images) for split, images in splits.items()}
     return [
-        Count(parts, sum(sizes.get(part, 0) for part in parts.split("+")), expected)
-        for parts, expected in dataset.counts.get(views.split, {}).items()
-        if any(part in sizes for part in parts.split("+"))
+        Count(names, sum(sizes.get(split, 0) for split in names.split("+")), expected)
+        for names, expected in dataset.counts.get(splits.origin, {}).items()
+        if any(split in sizes for split in names.split("+"))
     ]
 
 

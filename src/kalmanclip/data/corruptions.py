@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kalmanclip.data.identity import content_identity, image_identity
-from kalmanclip.data.images import ImageSource, LazyImage, load_image
+from kalmanclip.data.images import ImageSource, LazyImage, content_identity, image_identity, load_image
 from kalmanclip.data.labelled import LabelledImages
-from kalmanclip.data.sets.table import CORRUPTIONS, EXTRA_CORRUPTIONS
 from kalmanclip.errors import ConfigError, ImageError
 
-__all__ = ["CORRUPTIONS", "EXTRA_CORRUPTIONS", "CorruptedImage", "contaminate", "corrupt", "corrupted"]
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+"""The 15 corruptions of ImageNet-C."""
+EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+"""The 4 that ImageNet-C sets aside for choosing on."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SIZE = 224

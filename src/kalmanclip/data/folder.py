@@ -1,17 +1,20 @@
-"""Images on disk: a folder of class folders to learn from, any files and folders to predict."""
+"""Find images on disk: a folder of class folders to learn from, any files and folders to predict."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kalmanclip.data.images import IMAGE_SUFFIXES
-from kalmanclip.data.labelled import LabelledImages, extend_classes, from_lists, require_two_classes
-from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder
-from kalmanclip.data.walk import entries, image_files, is_image_name, natural_key
+from kalmanclip.data.labelled import (
+    ClassIndex,
+    LabelledImages,
+    check_distinct,
+    extend_classes,
+    natural_key,
+    require_two_classes,
+)
 from kalmanclip.errors import DataError
-
-__all__ = ["LabelledImages", "class_name_from_folder", "from_lists", "read_folder", "read_images"]
 
 _EXAMPLE = """one folder per class, for example
   {root}/
@@ -19,6 +22,9 @@ _EXAMPLE = """one folder per class, for example
     dog/    photo3.jpg  photo4.jpg"""
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+# Made by archive programs and network disks next to real folders; hidden names are ignored anyway.
+_NOT_OURS = {"__macosx", "@eadir"}
 
 
 def read_folder(
@@ -104,9 +110,9 @@ def _existing_folder(path: str | os.PathLike[str]) -> Path:
 def _refuse_splits(root: Path, folders: list[Path]) -> None:
     """Stop somebody from learning to tell "train" from "test"."""
     if all(folder.name.casefold() in _SPLITS and entries(folder)[0] for folder in folders):
-        parts = ", ".join(folder.name for folder in folders)
+        splits = ", ".join(folder.name for folder in folders)
         raise DataError(
-            f"{root} holds the parts of a data set ({parts}), not its classes; "
+            f"{root} holds the splits of a data set ({splits}), not its classes; "
             f"give one of them, for example {folders[-1]}"
         )
 
@@ -118,3 +124,59 @@ def _what_else(folder: Path) -> str:
         return ""
     kinds = sorted(others, key=natural_key)[:5]
     return f" (only {', '.join(kinds)} files; images end in {', '.join(IMAGE_SUFFIXES)})"
+
+
+def is_image_name(name: str) -> bool:
+    """Tell by its ending whether a file name is an image's; hidden files (and macOS's "._x.jpg") are not."""
+    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def entries(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the subfolders and the other entries of `folder`, hidden ones left out, each in natural order.
+
+    Raises:
+        DataError: the folder cannot be listed.
+    """
+    try:
+        listed = sorted(folder.iterdir(), key=lambda path: natural_key(path.name))
+    except OSError as error:
+        raise DataError(
+            f"cannot list the folder {folder}: {error.strerror}; check its permissions and the path"
+        ) from error
+    folders: list[Path] = []
+    others: list[Path] = []
+    for path in listed:
+        if not path.name.startswith(".") and path.name.lower() not in _NOT_OURS:
+            (folders if path.is_dir() else others).append(path)
+    return folders, others
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return all files under `folder` named like images: in natural order, files before subfolders.
+
+    Links to folders are followed, but no real folder is entered twice, nor one that contains `folder`. A
+    broken link that is named like an image is listed, so that opening it says what is missing instead of it
+    being lost silently.
+    """
+    resolved = Path(os.path.realpath(folder))
+    return list(_walk(folder, entered={resolved, *resolved.parents}))
+
+
+def _walk(folder: Path, entered: set[Path]) -> Iterator[Path]:
+    folders, files = entries(folder)
+    yield from (path for path in files if is_image_name(path.name))
+    for inner in folders:
+        resolved = Path(os.path.realpath(inner))
+        if resolved not in entered:
+            entered.add(resolved)
+            yield from _walk(inner, entered)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some programs begin UTF-8 files with a mark
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; unpack or download the data set again") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); unpack or download it again") from error

@@ -1,6 +1,14 @@
-"""From a file, a PIL image or an array to one upright RGB image; from many of them to batches of tensors."""
+"""Load one image as upright RGB or many as batches of tensors, cache decoded images, and tell images apart.
 
+The *identity* of an image is for draws and corruptions that are the same on every computer; its *content* is for
+caches, which must notice when a file changes.
+"""
+
+import hashlib
 import os
+import stat
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -14,9 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kalmanclip.data.decoding import decode_file, decode_pil, naming
-from kalmanclip.data.pixels import rgb_from_array
+from kalmanclip.data.decoding import decode_file, decode_pil, naming, rgb_from_array
 from kalmanclip.errors import ConfigError, ImageError
+from kalmanclip.files import sha256_of
+from kalmanclip.memory import free_bytes
 
 
 class LazyImage(ABC):
@@ -25,10 +34,10 @@ class LazyImage(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What tells it from other images (see `identity.image_identity`)."""
+        """What tells it from other images (see `image_identity`)."""
 
     def content(self) -> str | None:
-        """All that its pixels follow from (see `identity.content_identity`); None: nothing made of it may be kept."""
+        """Return all that its pixels follow from (see `content_identity`); None: nothing made of it may be cached."""
         return None
 
     @property
@@ -52,13 +61,20 @@ IMAGE_SUFFIXES = (
 )
 """File names with these endings (in any case) are taken for images when a folder is searched."""
 
+_CHUNK = 64  # images that a hashing thread takes at a time
+_SETTLING_NS = 2e9  # a file that changed so recently may change again without its times telling
+_MAX_HASHES = 1_000_000
+
+_file_hashes: dict[tuple[int, ...], str] = {}
+"""Hashes of files by device, inode, size and times, so that the next method need not read the same files again."""
+
 
 def load_image(source: ImageSource, min_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Return one image, upright and in mode RGB, its pixels decoded. Safe to call from several threads.
 
     EXIF orientation is honoured (damaged EXIF is ignored); an animation gives its first frame (a PIL image,
-    the frame it stands at); `pixels.rgb_from_image` says how grey, 16-bit, palette, CMYK and transparent
-    pixels become RGB, and `pixels.rgb_from_array` which arrays and tensors are understood.
+    the frame it stands at); `decoding.rgb_from_image` says how grey, 16-bit, palette, CMYK and transparent
+    pixels become RGB, and `decoding.rgb_from_array` which arrays and tensors are understood.
 
     Args:
         source: a path, a PIL image (never changed, never shared with the result), a numpy array, a torch
@@ -171,7 +187,7 @@ def _in_order(
 
 
 def _stacked(tensors: Generator[torch.Tensor, None, None], batch_size: int) -> Iterator[torch.Tensor]:
-    """Tensors of one shape to batches (B, ...)."""
+    """Stack tensors of one shape to batches (B, ...)."""
     with closing(tensors):
         while batch := list(islice(tensors, batch_size)):
             shapes = {tuple(tensor.shape) for tensor in batch}
@@ -180,3 +196,121 @@ def _stacked(tensors: Generator[torch.Tensor, None, None], batch_size: int) -> I
                     f"transform gave tensors of different shapes {sorted(shapes)}; it must give one shape"
                 )
             yield torch.stack(batch)
+
+
+class _MemoryBudget:
+    """So many bytes for all images of one `cache_decoded` together."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._lock = threading.Lock()
+
+    def reserve(self, size: int) -> bool:
+        """Reserve so many bytes, and return whether there were as many."""
+        with self._lock:
+            fits = size <= self._left
+            self._left -= size if fits else 0
+            return fits
+
+
+class _CachedImage(LazyImage):
+    """An image that is decoded when it is first needed, and then stays in memory if the budget allows."""
+
+    def __init__(self, source: ImageSource, min_side: int | None, budget: _MemoryBudget) -> None:
+        self._source, self._min_side, self._budget = source, min_side, budget
+        self._image: Image.Image | None = None
+
+    @property
+    def identity(self) -> str:
+        return image_identity(self._source)
+
+    def content(self) -> str | None:
+        content = content_identity(self._source)
+        return None if content is None else f"{content}:{self._min_side}"
+
+    @property
+    def names_itself(self) -> bool:
+        return names_itself(self._source)
+
+    def load(self, max_pixels: int) -> Image.Image:
+        if self._image is None:  # two threads may come here at once; then both decode, and one result stays
+            image = load_image(self._source, self._min_side, max_pixels)
+            if not self._budget.reserve(3 * image.width * image.height):
+                return image
+            self._image = image
+        return self._image.copy()
+
+
+def cache_decoded(
+    sources: Iterable[ImageSource], min_side: int | None = None, max_bytes: int | None = None
+) -> list[ImageSource]:
+    """Return the same images, each decoded only once: for training with fresh crops of the same few images.
+
+    Args:
+        sources: the images.
+        min_side: as in `load_image`.
+        max_bytes: how much memory their pixels may take; what goes beyond is decoded again every time. None: a
+            quarter of what is free.
+    """
+    budget = _MemoryBudget(free_bytes() // 4 if max_bytes is None else max_bytes)
+    return [_CachedImage(source, min_side, budget) for source in sources]
+
+
+def image_identity(source: ImageSource) -> str:
+    """Return a string that tells an image from others: folder and name of a file, a hash of pixels otherwise."""
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        return f"{path.parent.name}/{path.name}"
+    if isinstance(source, LazyImage):
+        return source.identity
+    if isinstance(source, Image.Image):
+        return _hash(source.mode.encode(), source.tobytes())
+    if isinstance(source, torch.Tensor):
+        source = source.detach().cpu().float().numpy()
+    array = np.ascontiguousarray(source)
+    return _hash(f"{array.dtype}{array.shape}".encode(), array.tobytes())
+
+
+def content_identity(source: ImageSource) -> str | None:
+    """Return 64 hexadecimal digits that are equal for equal images, or None if the image cannot be read or told.
+
+    Of a file, its bytes count, not its name; of pixels in memory, what `load_image` makes of them; a `LazyImage` says
+    itself what it follows from. A file that cannot be read is no error here: decoding it has the better message.
+    """
+    try:
+        if isinstance(source, str | os.PathLike):
+            return _file_hash(Path(source))
+        if isinstance(source, LazyImage):
+            content = source.content()
+            return None if content is None else _hash(b"lazy", content.encode(errors="surrogateescape"))
+        image = load_image(source)
+    except (ImageError, OSError, ValueError):  # ValueError: a zero byte in the path
+        return None
+    return _hash(f"pixels {image.size}".encode(), image.tobytes())
+
+
+def content_identities(sources: Sequence[ImageSource]) -> list[str | None]:
+    """Return the content identities of many images; files are read in threads."""
+    chunks = [sources[i : i + _CHUNK] for i in range(0, len(sources), _CHUNK)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="hash") as pool:
+        found = pool.map(lambda chunk: [content_identity(source) for source in chunk], chunks)
+        return [content for chunk in found for content in chunk]
+
+
+def _file_hash(path: Path) -> str | None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+        return None
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if key in _file_hashes:
+        return _file_hashes[key]
+    content = _hash(b"file", sha256_of(path, ImageError).encode())
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLING_NS:
+        if len(_file_hashes) >= _MAX_HASHES:
+            _file_hashes.clear()
+        _file_hashes[key] = content
+    return content
+
+
+def _hash(*pieces: bytes) -> str:
+    return hashlib.sha256(b"\n".join(pieces)).hexdigest()

@@ -1,14 +1,21 @@
-"""Images with labels: the one form in which data travels through the package."""
+"""Images with labels, the one form in which data travels through the package, and the names of their classes."""
 
+import difflib
+import hashlib
 import operator
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.names import ClassIndex, check_distinct, class_name_from_folder, name_key
-from kalmanclip.data.walk import natural_key
+from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.errors import DataError
+
+NaturalKey: TypeAlias = tuple[tuple[str | int, ...], str]
+
+_SHOWN = 20  # names listed in a message before it says how many more there are
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays element by element has no single answer
@@ -46,10 +53,8 @@ class LabelledImages:
 
     def counts(self) -> list[int]:
         """Return the number of images of each class, C integers in the order of `class_names`."""
-        counts = [0] * len(self.class_names)
-        for label in self.labels:
-            counts[label] += 1
-        return counts
+        counts = Counter(self.labels)
+        return [counts[label] for label in range(len(self.class_names))]
 
     def subset(self, indices: Iterable[int]) -> "LabelledImages":
         """Return the images at `indices`, in that order (repeats allowed), with the same class names."""
@@ -96,6 +101,22 @@ def from_lists(
     return LabelledImages(source_list, label_list, list(class_names))
 
 
+def fingerprint(images: LabelledImages) -> str:
+    """Return a hash of the identities, labels and class names of a set of images, in their order."""
+    digest = hashlib.sha256("\n".join(images.class_names).encode())
+    for source, label in zip(images.sources, images.labels, strict=True):
+        digest.update(f"\n{label} {image_identity(source)}".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def class_members(images: LabelledImages, positions: Iterable[int]) -> list[list[int]]:
+    """Return those of the given positions whose images belong to each class, C lists in the given order."""
+    members: list[list[int]] = [[] for _ in images.class_names]
+    for position in positions:
+        members[images.labels[position]].append(position)
+    return members
+
+
 def require_two_classes(class_names: Sequence[str], where: str, advice: str) -> None:
     """Raise `DataError` unless there are at least two classes to tell apart."""
     if len(class_names) < 2:
@@ -109,7 +130,7 @@ def extend_classes(known: Sequence[str], spellings: Iterable[str]) -> list[str]:
 
 
 def _names_from_labels(labels: list[Any], known: Sequence[str]) -> list[str]:
-    """Class names from string labels, or the known ones for integers."""
+    """Return class names from string labels, or the known ones for integers."""
     if not labels:
         raise DataError("there are no images; give at least one image of each of two classes")
     if not isinstance(labels[0], str):
@@ -127,7 +148,7 @@ def _names_from_labels(labels: list[Any], known: Sequence[str]) -> list[str]:
 
 
 def _checked_label(label: Any, position: int, classes: int) -> int:
-    """A label as a plain int in 0..classes-1."""
+    """Return a label as a plain int in 0..classes-1."""
     try:
         value = operator.index(label)
     except TypeError:
@@ -137,3 +158,72 @@ def _checked_label(label: Any, position: int, classes: int) -> int:
             f"label {value} of image {position} is outside 0..{classes - 1}: there are {classes} class names"
         )
     return value
+
+
+def class_name_from_folder(name: str) -> str:
+    """Return the class name that a folder name stands for: "golden_retriever" -> "golden retriever".
+
+    Underscores become spaces, runs of white space one space, the ends are stripped; the case is kept. Accents
+    take their composed form, since some systems store "é" in file names as two characters.
+    """
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
+def name_key(name: str) -> str:
+    """Return what is compared: names that differ only in case, underscores or spaces are the same class."""
+    return class_name_from_folder(name).casefold()
+
+
+def check_distinct(names: Iterable[str], what: str) -> None:
+    """Raise `DataError` if a name is empty or two mean the same class; `what` says what the names are."""
+    seen: dict[str, str] = {}
+    for name in names:
+        key = name_key(name)
+        if not key:
+            raise DataError(f"the {what} {name!r} gives an empty class name; rename it")
+        if key in seen:
+            raise DataError(
+                f"the {what}s {seen[key]!r} and {name!r} give the same class name "
+                f"{class_name_from_folder(name)!r}; rename one, or merge them"
+            )
+        seen[key] = name
+
+
+class ClassIndex:
+    """The labels of known class names, looked up whatever a name's case, underscores and spaces.
+
+    Args:
+        class_names: C known names, no two of them the same class.
+    """
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        check_distinct(class_names, "class name")
+        self._class_names = list(class_names)
+        self._labels = {name_key(name): label for label, name in enumerate(class_names)}
+
+    def label(self, name: str, what: str) -> int:
+        """Return the label, in 0..C-1, of `name`; `what` says in the error message what the name is."""
+        try:
+            return self._labels[name_key(name)]
+        except KeyError:
+            raise DataError(
+                f"the {what} {name!r} is none of the known classes.{self._suggestion(name)} "
+                f"Known: {shown(self._class_names)}"
+            ) from None
+
+    def _suggestion(self, name: str) -> str:
+        close = difflib.get_close_matches(name_key(name), self._labels, n=1)
+        return f" Did you mean {self._class_names[self._labels[close[0]]]!r}?" if close else ""
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return a list of names for a message, cut short if it is long."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more
+
+
+def natural_key(name: str) -> NaturalKey:
+    """Return a sorting key: case-insensitive, numbers by value ("img2" before "IMG10"), ties by spelling."""
+    # Splitting at numbers alternates text, number, text, ...: like is always compared with like.
+    pieces = re.split("([0-9]+)", name.casefold())
+    return tuple(int(piece) if i % 2 else piece for i, piece in enumerate(pieces)), name

@@ -1,4 +1,4 @@
-"""Data sets that are lists: a CSV, JSON or JSON-lines file that names images and their labels, or captions."""
+"""Read data sets that are lists: a CSV, JSON or JSON-lines file that names images and their labels, or captions."""
 
 import csv
 import io
@@ -8,28 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kalmanclip.data.folder import read_text
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import from_lists
-from kalmanclip.data.pairs import CaptionedImages, CaptionedViews
-from kalmanclip.data.sets.files import read_text
-from kalmanclip.data.sets.views import PARTS, PUBLISHED, Views
+from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
+from kalmanclip.data.splits import PUBLISHED, SPLITS, Splits
 from kalmanclip.errors import DataError
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3 of photos.csv"), and its columns."""
 
-_IMAGE, _LABEL, _CAPTION, _SPLIT = ("image", "path"), ("class", "label"), ("caption", "text"), ("split",)
-_PART = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
-_PART |= {"test": "test", "testing": "test"}
+_IMAGE, _LABEL, _CAPTION = ("image", "path"), ("class", "label"), ("caption", "text")
+_SPLIT = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
+_SPLIT |= {"test": "test", "testing": "test"}
 _MISSING_SHOWN = 5
 
 
-def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> Views:
+def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> Splits:
     """Return the data set that a list describes; the images must exist but are not opened.
 
     The list is a CSV file with a header, a JSON list of objects, or one JSON object per line (.jsonl). Columns:
-    `image` (or `path`), relative to the list's folder; `class` (or `label`); and, if there are parts, `split`: train,
-    val or test. Without it, everything is train. Other columns are ignored.
+    `image` (or `path`), relative to the list's folder; `class` (or `label`); and, if there are several splits,
+    `split`: train, val or test. Without it, everything is train. Other columns are ignored.
 
     Args:
         path: the list; its ending tells the format.
@@ -48,33 +48,34 @@ def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = 
     everything = from_lists(sources, labels, class_names)
     members: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
-        members.setdefault(_part(row), []).append(position)
-    train, val, test = (everything.subset(members[part]) if part in members else None for part in PARTS)
-    return Views(train, val, test, PUBLISHED)
+        members.setdefault(_split(row), []).append(position)
+    train, val, test = (everything.subset(members[split]) if split in members else None for split in SPLITS)
+    return Splits(train, val, test, PUBLISHED)
 
 
-def read_captions(path: str | os.PathLike[str], part: str | None = None) -> CaptionedImages:
+def read_captions(path: str | os.PathLike[str], split: str | None = None) -> CaptionedImages:
     """Return the pairs of a list with the columns `image` (or `path`) and `caption` (or `text`); see `read_list`.
 
     Args:
         path: the list.
-        part: only the rows whose `split` is this; None takes all.
+        split: only the rows of this split; None takes all.
     """
     place = Path(path)
-    rows = [row for row in _rows(place) if part is None or _part(row) == part]
+    rows = [row for row in _rows(place) if split is None or _split(row) == split]
     if not rows:
-        raise DataError(f"{place} has no rows with split {part!r}; leave the part out, or add the column")
+        raise DataError(f"{place} has no rows with split {split!r}; leave the split out, or add the column")
     return _pairs(place, rows)
 
 
-def read_caption_views(path: str | os.PathLike[str]) -> CaptionedViews:
-    """Return all parts of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
+def read_caption_splits(path: str | os.PathLike[str]) -> CaptionedSplits:
+    """Return all splits of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
     place = Path(path)
     rows = _rows(place)
-    parts = [_part(row) for row in rows]
     pairs = _pairs(place, rows)
-    members = {part: [i for i, own in enumerate(parts) if own == part] for part in PARTS}
-    return CaptionedViews(**{part: pairs.subset(members[part]) for part in PARTS if members[part]})
+    members: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        members.setdefault(_split(row), []).append(position)
+    return CaptionedSplits(**{split: pairs.subset(positions) for split, positions in members.items()})
 
 
 def is_list(path: str | os.PathLike[str]) -> bool:
@@ -104,7 +105,7 @@ def _pairs(place: Path, rows: Sequence[Row]) -> CaptionedImages:
 
 
 def _rows(path: Path) -> list[Row]:
-    """All rows of a list, with where they stand."""
+    """Return all rows of a list, with where they stand."""
     if not is_list(path):
         raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(_READERS)}")
     if not path.is_file():
@@ -152,7 +153,7 @@ def _object(row: Any, where: str) -> Row:
 
 
 def _column(row: Row, names: Sequence[str]) -> Any:
-    """The first of `names` that a row has a value for."""
+    """Return the value of the first of `names` that a row has one for."""
     where, columns = row
     for name in names:
         value = columns.get(name)
@@ -162,16 +163,16 @@ def _column(row: Row, names: Sequence[str]) -> Any:
     raise DataError(f"{where} has no value for {' or '.join(names)} (it has the columns {has}); add it")
 
 
-def _part(row: Row) -> str:
+def _split(row: Row) -> str:
     where, columns = row
-    given = str(columns.get(_SPLIT[0]) or "train").strip().lower()
-    if given not in _PART:
+    given = str(columns.get("split") or "train").strip().lower()
+    if given not in _SPLIT:
         raise DataError(f"{where} has the split {given!r}; use train, val or test")
-    return _PART[given]
+    return _SPLIT[given]
 
 
 def _images(place: Path, rows: Sequence[Row]) -> list[ImageSource]:
-    """The images' paths, all of which must exist."""
+    """Return the images' paths, all of which must exist."""
     paths = [place.parent / str(_column(row, _IMAGE)) for row in rows]
     missing = [f"{path} ({row[0]})" for path, row in zip(paths, rows, strict=True) if not path.is_file()]
     if missing:

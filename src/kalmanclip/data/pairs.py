@@ -5,9 +5,9 @@ import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kalmanclip.data.identity import content_identities
-from kalmanclip.data.images import ImageSource, LazyImage
+from kalmanclip.data.images import ImageSource, LazyImage, content_identities
 from kalmanclip.data.labelled import LabelledImages
+from kalmanclip.data.splits import SPLITS
 from kalmanclip.data.task import FewShotTask
 from kalmanclip.errors import DataError
 
@@ -46,8 +46,8 @@ class CaptionedImages:
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionedViews:
-    """A data set of pairs: its parts, None where there is none.
+class CaptionedSplits:
+    """A data set of pairs: its splits, None where there is none.
 
     Attributes:
         train: the pairs to learn from.
@@ -59,16 +59,16 @@ class CaptionedViews:
     val: CaptionedImages | None = None
     test: CaptionedImages | None = None
 
-    def part(self, name: str | None, where: str) -> CaptionedImages:
-        """Return one part by its name; None takes test, or train where there is nothing else.
+    def get(self, name: str | None, where: str) -> CaptionedImages:
+        """Return one split by its name; None takes test, or train where there is nothing else.
 
         Raises:
-            DataError: there is no such part; `where` says in the message what was read.
+            DataError: there is no such split; `where` says in the message what was read.
         """
-        present = {part: pairs for part in ("train", "val", "test") if (pairs := getattr(self, part)) is not None}
+        present = {split: pairs for split in SPLITS if (pairs := getattr(self, split)) is not None}
         wanted = name or ("train" if list(present) == ["train"] else "test")
         if wanted not in present:
-            raise DataError(f"{where} has no part {wanted!r}; it has {' and '.join(present) or 'nothing'}")
+            raise DataError(f"{where} has no split {wanted!r}; it has {' and '.join(present) or 'nothing'}")
         return present[wanted]
 
 
@@ -146,7 +146,7 @@ def labelled_captions(images: LabelledImages, template: str) -> CaptionedImages:
 
 
 def _called(source: ImageSource) -> Hashable:
-    """What tells an image whose content cannot be told from others: its path, its identity, or being that object."""
+    """Return what tells an image with unknown content from others: its path, its identity, or being that object."""
     if isinstance(source, str | os.PathLike):
         return os.path.normpath(os.fspath(source))
     return source.identity if isinstance(source, LazyImage) else id(source)

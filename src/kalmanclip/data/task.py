@@ -1,15 +1,12 @@
-"""The few-shot task: what a method is given to learn from, and the drawing of K images per class."""
+"""The few-shot task: what a method is given to learn from, and how it is drawn from a data set."""
 
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kalmanclip.data.identity import fingerprint
-from kalmanclip.data.labelled import LabelledImages
-from kalmanclip.data.names import shown
+from kalmanclip.data.labelled import LabelledImages, fingerprint, shown
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, validate_templates
-from kalmanclip.data.shot_lists import ShotLists
+from kalmanclip.data.shots import ShotLists, sample_indices
 from kalmanclip.errors import ConfigError, DataError
 
 VALIDATION_SHOTS = 4
@@ -23,10 +20,10 @@ class Draw:
     Attributes:
         shots: K; None for all images.
         seed: of the draw.
-        train: positions in the train part.
-        validation: positions in the val part, or in the train part where there is no val part.
+        train: positions in the train split.
+        validation: positions in the val split, or in the train split where there is no val split.
         validation_from: "val", "train", or None if there are no validation images.
-        fingerprints: a hash of each part that was drawn from (`identity.fingerprint`), by "train" and "val".
+        fingerprints: a hash of each split that was drawn from (`labelled.fingerprint`), by "train" and "val".
         shot_list: the name of the file that the training images were taken from; None if they were drawn.
     """
 
@@ -61,18 +58,18 @@ class FewShotTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "templates", validate_templates(self.templates))
-        for view in ("validation", "test"):
-            images = getattr(self, view)
+        for split in ("validation", "test"):
+            images = getattr(self, split)
             if images is not None and images.class_names != self.train.class_names:
                 raise DataError(
-                    f"the {view} images have other class names than the training images, or another order: "
+                    f"the {split} images have other class names than the training images, or another order: "
                     f"{_first_difference(self.train.class_names, images.class_names)}. "
                     "Read all of them with the same class_names"
                 )
 
     @property
     def class_names(self) -> list[str]:
-        """The C class names, the same in every view."""
+        """The C class names, the same in every split."""
         return self.train.class_names
 
     @property
@@ -95,10 +92,10 @@ class FewShotTask:
         val: LabelledImages | None = None,
         test: LabelledImages | None = None,
     ) -> "FewShotTask":
-        """Return the task that was recorded, from the same parts of the same data set.
+        """Return the task that was recorded, from the same splits of the same data set.
 
         Raises:
-            DataError: the record is damaged, or the parts hold other images than they did.
+            DataError: the record is damaged, or the splits hold other images than they did.
         """
         try:
             fields = dict(record["draw"])
@@ -108,12 +105,12 @@ class FewShotTask:
             raise DataError(
                 f"this is not the record of a few-shot task ({error!r}); give what to_dict wrote"
             ) from error
-        parts = {"train": train} if val is None else {"train": train, "val": val}
-        for part, expected in draw.fingerprints.items():
-            if part not in parts or fingerprint(parts[part]) != expected:
+        splits = {"train": train} if val is None else {"train": train, "val": val}
+        for split, expected in draw.fingerprints.items():
+            if split not in splits or fingerprint(splits[split]) != expected:
                 raise DataError(
-                    f"the {part} part is not the one that the task was drawn from: images or classes were added, "
-                    "removed, renamed or reordered. Restore the data set and its split, or draw again"
+                    f"the {split} split is not the one that the task was drawn from: images or classes were added, "
+                    "removed, renamed or reordered. Restore the data set and its splits, or draw again"
                 )
         return _task(draw, train, val, test, templates)
 
@@ -132,13 +129,13 @@ def few_shot_task(
 
     Where the data set comes with a list of the seed's images, the first K of each class in it are taken instead.
 
-    Validation images come from `val`. Without a val part they are drawn, the same way, from the training images
+    Validation images come from `val`. Without a val split they are drawn, the same way, from the training images
     that are left over; a class that has none left over has no validation images. No image is in both.
 
     Args:
         train: what to draw from; every class must have at least one image.
-        val: the validation part of the data set, if it has one.
-        test: kept whole.
+        val: the val split of the data set, if it has one.
+        test: taken whole.
         shots: K; None learns from all training images (and chooses on all of `val`).
         seed: of the draw, and of whatever is random in the method.
         templates: prompt templates.
@@ -147,7 +144,7 @@ def few_shot_task(
         shot_lists: the lists of `train`, if it has any.
 
     Raises:
-        DataError: a class has no training images or too few in its list, or the parts have different classes.
+        DataError: a class has no training images or too few in its list, or the splits have different classes.
     """
     empty = [name for name, count in zip(train.class_names, train.counts(), strict=True) if count == 0]
     if empty:
@@ -168,8 +165,8 @@ def few_shot_task(
         rest = [position for position in range(len(train)) if position not in taken]
         validation = [rest[i] for i in sample_indices(train.subset(rest), wanted, seed)]
     source = None if not validation else "train" if val is None else "val"
-    parts = {"train": train} if val is None else {"train": train, "val": val}
-    prints = {part: fingerprint(images) for part, images in parts.items()}
+    splits = {"train": train} if val is None else {"train": train, "val": val}
+    prints = {split: fingerprint(images) for split, images in splits.items()}
     name = None if listed is None else listed.name
     draw = Draw(shots, seed, tuple(chosen), tuple(validation), source, prints, name)
     return _task(draw, train, val, test, validate_templates(templates))
@@ -182,47 +179,10 @@ def _task(
     test: LabelledImages | None,
     templates: tuple[str, ...],
 ) -> FewShotTask:
-    """The task of a draw."""
+    """Return the task of a draw."""
     pool = {"train": train, "val": val, None: None}[draw.validation_from]
     validation = None if pool is None else pool.subset(draw.validation)
     return FewShotTask(train.subset(draw.train), validation, test, templates, draw.seed, draw)
-
-
-def sample_shots(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> LabelledImages:
-    """Return `shots` random images of each class, in their original order: the same for the same seed.
-
-    A class's draw depends on the seed, its name and its own images alone, so adding, removing or reordering
-    other classes does not change it. Draws are nested: the images for K shots are among those for K + 1.
-
-    Args:
-        images: what to draw from; a class without images stays empty.
-        shots: K; None returns everything.
-        seed: any integer.
-        replacement: what happens to a class with fewer than K images. It keeps all it has; if True, it is
-            also filled up to K by drawing some of them again, following the protocol of CoOp.
-    """
-    return images if shots is None else images.subset(sample_indices(images, shots, seed, replacement))
-
-
-def sample_indices(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> list[int]:
-    """Return the positions of the images that `sample_shots` returns, in increasing order."""
-    if shots is None:
-        return list(range(len(images)))
-    if shots < 1:
-        raise ConfigError(f"shots is {shots}; it must be at least 1 (or None for all images)")
-    members: list[list[int]] = [[] for _ in images.class_names]
-    for position, label in enumerate(images.labels):
-        members[label].append(position)
-    chosen: list[int] = []
-    for name, candidates in zip(images.class_names, members, strict=True):
-        # Only random() is promised to give the same numbers in every Python, so nothing else is used.
-        generator = random.Random(f"{seed}:{name}")
-        ranks = [(generator.random(), position) for position in candidates]
-        chosen += [position for _, position in sorted(ranks)[:shots]]
-        if replacement and candidates:
-            missing = shots - len(candidates)
-            chosen += [candidates[int(generator.random() * len(candidates))] for _ in range(missing)]
-    return sorted(chosen)
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from kalmanclip.config import from_dict
-from kalmanclip.data import Views, few_shot_task
-from kalmanclip.data.shift import Shift
+from kalmanclip.data import Splits, few_shot_task
+from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
 from kalmanclip.experiments.environment import code_version, environment
@@ -22,8 +22,7 @@ from kalmanclip.experiments.places import without_places
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 from kalmanclip.methods import CONFIGS, Progress, make_method, silent
-from kalmanclip.metrics import reliability_table
-from kalmanclip.metrics.summary import summarise
+from kalmanclip.metrics import reliability_table, summarise
 
 FORMAT = 1
 """Of the record; a file of another format is made again."""
@@ -39,7 +38,7 @@ def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=4)
-def _views(source: Source) -> Views:
+def _views(source: Source) -> Splits:
     return source.read()
 
 

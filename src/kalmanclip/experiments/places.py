@@ -8,7 +8,7 @@ from pathlib import Path
 
 import kalmanclip
 from kalmanclip.data import data_root
-from kalmanclip.data.spelling import split_name
+from kalmanclip.data.resolve import split_name
 from kalmanclip.experiments.sources import Source
 
 # At least two folders deep and not part of a URL or a relative path; what follows the last but one slash stays.

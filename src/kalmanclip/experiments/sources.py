@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kalmanclip.data import Views, validate_templates
-from kalmanclip.data.identity import fingerprint
-from kalmanclip.data.shift import Shift, read_shift
-from kalmanclip.data.spelling import data_name, read_data
+from kalmanclip.data import Splits, validate_templates
+from kalmanclip.data.labelled import fingerprint
+from kalmanclip.data.resolve import Shift, data_name, read_data, read_shift
 from kalmanclip.errors import ConfigError, DataError
 
 _FOR_ONE = re.compile(r"([^\s={}]+)=(.*)", re.DOTALL)
@@ -53,7 +52,7 @@ class Source:
     fingerprint: str
     shifts: tuple[ShiftSource, ...] = ()
 
-    def read(self) -> Views:
+    def read(self) -> Splits:
         """The parts of the data set; train and test are there.
 
         Raises:
@@ -63,7 +62,7 @@ class Source:
         self._check(_fingerprint(views) == self.fingerprint, self.spelling)
         return views
 
-    def read_shifts(self, views: Views) -> dict[str, Shift]:
+    def read_shifts(self, views: Splits) -> dict[str, Shift]:
         """The extra test sets by name, for the classes of ``views``.
 
         Raises:
@@ -91,7 +90,7 @@ def find_sources(
     """Finds data sets; no image is opened.
 
     Args:
-        spellings: see `kalmanclip.data.spelling`.
+        spellings: see `kalmanclip.data.resolve`.
         root: where the registry's data sets lie; see `kalmanclip.data.data_root`.
         templates: prompt templates for all of them, or, as ``name=template``, for one; a data set without any takes
             its own.
@@ -103,7 +102,7 @@ def find_sources(
         DataError: a data set is not there or not complete, or no data set has the classes of a shift.
     """
     place = None if root is None else os.fspath(root)
-    found: dict[str, tuple[Source, Views]] = {}
+    found: dict[str, tuple[Source, Splits]] = {}
     for spelling in dict.fromkeys(spellings):
         views, name = read_views(spelling, place), data_name(spelling)
         if name in found:
@@ -123,7 +122,7 @@ def find_sources(
     ]
 
 
-def read_views(spelling: str, root: str | None = None) -> Views:
+def read_views(spelling: str, root: str | None = None) -> Splits:
     """The parts of a data set by its spelling; train and test are there."""
     views = read_data(spelling, root)
     if views.train is None:
@@ -133,7 +132,7 @@ def read_views(spelling: str, root: str | None = None) -> Views:
     return views
 
 
-def _check_draws(views: Views, draws: Iterable[tuple[int, int]]) -> None:
+def _check_draws(views: Splits, draws: Iterable[tuple[int, int]]) -> None:
     if views.shot_lists is None or views.train is None:
         return
     for shots, seed in draws:
@@ -165,7 +164,7 @@ def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[s
     return {name: own.get(name, general) for name in names}
 
 
-def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Views]]) -> dict[str, tuple[ShiftSource, ...]]:
+def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Splits]]) -> dict[str, tuple[ShiftSource, ...]]:
     """Which shifts have the classes of which data set, by the data set's name."""
     belonging: dict[str, tuple[ShiftSource, ...]] = {source.name: () for source, _ in found}
     names: dict[str, str] = {}
@@ -190,7 +189,7 @@ def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Views]]) 
     return belonging
 
 
-def _read_shift(spelling: str, root: str | None, views: Views) -> Shift:
+def _read_shift(spelling: str, root: str | None, views: Splits) -> Shift:
     return read_shift(spelling, root, views.class_names, views.imagenet_labels)
 
 
@@ -198,9 +197,9 @@ def _shift_fingerprint(shift: Shift) -> str:
     return hashlib.sha256(f"{fingerprint(shift.images)} {shift.columns}".encode()).hexdigest()
 
 
-def _fingerprint(views: Views) -> str:
+def _fingerprint(views: Splits) -> str:
     digest = hashlib.sha256()
-    for part, images in views.parts():
+    for part, images in views.items():
         digest.update(f"{part} {fingerprint(images)}\n".encode())
     for line in views.shot_lists.contents() if views.shot_lists else ():
         digest.update(f"{line}\n".encode())

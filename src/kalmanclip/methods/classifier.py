@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kalmanclip.data import LabelledImages, class_prompts
 from kalmanclip.data.images import ImageSource
-from kalmanclip.data.names import name_key
+from kalmanclip.data.labelled import name_key
 from kalmanclip.encoders import Activations, Backbone, DualEncoder
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.filtering import KalmanFilter, Step

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.kept import keep_decoded
+from kalmanclip.data.images import ImageSource, cache_decoded
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Needs, Progress, silent
@@ -131,7 +130,7 @@ class CLIPLoRA:
         if self.config.augment:
             # thousands of different crops: not for the cache, but no picture need be decoded twice
             smallest = RandomCrop(self.backbone, self.config.crop_scale, task.seed, 0).min_side
-            pictures = keep_decoded(sources, smallest)
+            pictures = cache_decoded(sources, smallest)
 
             def fresh(i: Tensor, epoch: int) -> Activations:
                 crop = RandomCrop(self.backbone, self.config.crop_scale, task.seed, epoch)

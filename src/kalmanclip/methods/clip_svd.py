@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.kept import keep_decoded
+from kalmanclip.data.images import ImageSource, cache_decoded
 from kalmanclip.encoders import Backbone
 from kalmanclip.encoders.blocks import plain_blocks
 from kalmanclip.encoders.dual import averaged_prompts
@@ -164,7 +163,7 @@ class CLIPSVD:
         crop_scale = self.config.crop_scale if self.config.augment else None
         crop = RandomCrop(self.backbone, crop_scale, task.seed, 0) if crop_scale else None
         # thousands of crops, but no picture need be decoded twice
-        pictures = keep_decoded(task.train.sources, crop.min_side if crop else self.backbone.image_size)
+        pictures = cache_decoded(task.train.sources, crop.min_side if crop else self.backbone.image_size)
 
         def batch(i: Tensor, epoch: int) -> Tensor:
             crop = RandomCrop(self.backbone, crop_scale, task.seed, epoch) if crop_scale else None

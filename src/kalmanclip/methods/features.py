@@ -13,9 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages, class_prompts, image_batches
-from kalmanclip.data.identity import content_identities
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.kept import keep_decoded
+from kalmanclip.data.images import ImageSource, cache_decoded, content_identities
 from kalmanclip.encoders import Activations, Backbone, DualEncoder
 from kalmanclip.encoders.cache import ActivationStore, through_cache
 from kalmanclip.encoders.preprocess import Preprocess
@@ -206,7 +204,7 @@ def augmented_features(
     kept: dict[int, Tensor] = {}
     sources = task.train.sources
     if views is None:
-        sources = keep_decoded(sources, RandomCrop(backbone, scale, task.seed, 0).min_side)
+        sources = cache_decoded(sources, RandomCrop(backbone, scale, task.seed, 0).min_side)
 
     def features(epoch: int) -> Tensor:
         view = epoch if views is None else epoch % max(views, 1)

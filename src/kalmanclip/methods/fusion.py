@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kalmanclip.data.names import name_key
+from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import ObservationNoise, fuse, restore_belief
 from kalmanclip.methods.classes import ClassResiduals

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask, LabelledImages
-from kalmanclip.data.identity import image_identity
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.kept import keep_decoded
+from kalmanclip.data.images import ImageSource, cache_decoded, image_identity
 from kalmanclip.encoders import Activations, Backbone
 from kalmanclip.encoders.cache import ActivationStore, ActivationSubset
 from kalmanclip.errors import ConfigError, DataError, NumericalError
@@ -177,7 +175,7 @@ class Kalman(KalmanClassifier):
     def _own_views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
         options, image = self.config.classes, self.encoder.image
         crops = [RandomCrop(self.backbone, options.crop_scale, self.config.seed, v) for v in range(options.views)]
-        pictures = keep_decoded(sources, crops[0].min_side) if crops else sources
+        pictures = cache_decoded(sources, crops[0].min_side) if crops else sources
         columns: list[Tensor] = []
         total = len(sources) * (1 + len(crops))
         for crop in (None, *crops):

@@ -1,4 +1,4 @@
-"""What arrays of predictions and labels say: this room knows nothing else."""
+"""Metrics of arrays of probabilities and labels; nothing else of the package is known here."""
 
 from kalmanclip.metrics.calibration import (
     BINS,
@@ -8,11 +8,23 @@ from kalmanclip.metrics.calibration import (
     negative_log_likelihood,
     reliability_table,
 )
-from kalmanclip.metrics.classification import ClassResult, accuracy, confusion_matrix, per_class, top_k_accuracy
+from kalmanclip.metrics.classification import (
+    ClassResult,
+    accuracy,
+    confusion_matrix,
+    per_class,
+    summarise,
+    top_k_accuracy,
+)
 from kalmanclip.metrics.detection import detection_auroc, fpr_at_tpr, maximum_softmax
-from kalmanclip.metrics.lead import lead
 from kalmanclip.metrics.retrieval import RetrievalRecall, embedding_recall, recall_at_k
-from kalmanclip.metrics.selective import RiskCoverage, area_under_risk_coverage, failure_auroc, risk_coverage
+from kalmanclip.metrics.selective import (
+    RiskCoverage,
+    area_under_risk_coverage,
+    failure_auroc,
+    risk_coverage,
+    standardized_margin,
+)
 
 __all__ = [
     "BINS",
@@ -29,12 +41,13 @@ __all__ = [
     "expected_calibration_error",
     "failure_auroc",
     "fpr_at_tpr",
-    "lead",
     "maximum_softmax",
     "negative_log_likelihood",
     "per_class",
     "recall_at_k",
     "reliability_table",
     "risk_coverage",
+    "standardized_margin",
+    "summarise",
     "top_k_accuracy",
 ]

@@ -1,4 +1,4 @@
-"""Do probabilities mean what they say: expected calibration error, reliability table, log loss, Brier score."""
+"""Calibration of probabilities: expected calibration error, reliability table, log loss, Brier score."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReliabilityBin:
 
 
 def reliability_table(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> list[ReliabilityBin]:
-    """Confidence against accuracy: one row per equal-width bin of the largest probability.
+    """Return confidence against accuracy, one row per equal-width bin of the largest probability.
 
     Args:
         probabilities: (N, C).
@@ -54,7 +54,7 @@ def reliability_table(probabilities: ArrayLike, labels: ArrayLike, bins: int = B
 
 
 def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> float:
-    """ECE: the mean distance of accuracy from confidence over the bins, weighted by their images; in 0..1.
+    """Return the ECE, the mean distance of accuracy from confidence over the bins, weighted by their images; in 0..1.
 
     Args:
         probabilities: (N, C), N at least 1.
@@ -67,7 +67,7 @@ def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins
 
 
 def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """NLL: the mean of ``-log p`` of the true classes, in nats.
+    """Return the NLL, the mean of ``-log p`` of the true classes, in nats.
 
     A probability of exactly 0 counts as the smallest step of its float type, so that one image cannot make it infinite.
 
@@ -80,7 +80,7 @@ def negative_log_likelihood(probabilities: ArrayLike, labels: ArrayLike) -> floa
 
 
 def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """The mean over images of the squared distance between ``p`` and the one-hot truth, summed over classes; in 0..2.
+    """Return the mean squared distance between ``p`` and the one-hot truth, summed over classes; in 0..2.
 
     Args:
         probabilities: (N, C).

@@ -1,21 +1,25 @@
-"""Right or wrong: accuracy, the confusion matrix, and what it says of each class."""
+"""Accuracy, the confusion matrix and what it says of each class, and the summary of all metrics of one test."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import sklearn.metrics
 from numpy.typing import ArrayLike
 
+from kalmanclip.metrics.calibration import brier_score, expected_calibration_error, negative_log_likelihood
+from kalmanclip.metrics.selective import failure_auroc
+
 
 def accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """The share of N predictions (N,) that equal their label (N,)."""
+    """Return the share of N predictions (N,) that equal their label (N,)."""
     return float(sklearn.metrics.accuracy_score(labels, predicted))
 
 
 def top_k_accuracy(labels: ArrayLike, scores: ArrayLike, k: int = 5) -> float:
-    """The share of N images whose label is among its k largest scores; of equal scores the earlier class wins.
+    """Return the share of N images whose label is among its k largest scores; of equal scores the earlier class wins.
 
     (scikit-learn's own does not take two columns for two classes.)
 
@@ -29,7 +33,7 @@ def top_k_accuracy(labels: ArrayLike, scores: ArrayLike, k: int = 5) -> float:
 
 
 def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, classes: int) -> np.ndarray:
-    """Counts (C, C): entry (i, j) is how many images of class i were taken for class j."""
+    """Return counts (C, C): entry (i, j) is how many images of class i were taken for class j."""
     return np.asarray(sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes)))
 
 
@@ -51,7 +55,7 @@ class ClassResult:
 
 
 def per_class(matrix: np.ndarray) -> list[ClassResult]:
-    """One result per class, in order, from a confusion matrix (C, C)."""
+    """Return one result per class, in order, from a confusion matrix (C, C)."""
     results = []
     for label, row in enumerate(matrix):
         images, mistakes = int(row.sum()), row.copy()
@@ -61,3 +65,22 @@ def per_class(matrix: np.ndarray) -> list[ClassResult]:
         share = float(row[label] / images) if images else None
         results.append(ClassResult(images, share, worst if times else None, times))
     return results
+
+
+def summarise(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+    """Return all metrics of probabilities (N, C) and labels (N,), N at least 1; None for what is not defined on them.
+
+    Commands and comparisons both use it, so that they cannot measure differently.
+
+    The confidence of an answer, for ``failure_auroc``, is its probability. ``top5_accuracy`` needs more than 5 classes.
+    """
+    predicted = probabilities.argmax(axis=1)
+    numbers = {
+        "accuracy": accuracy(labels, predicted),
+        "top5_accuracy": top_k_accuracy(labels, probabilities, 5) if probabilities.shape[1] > 5 else math.nan,
+        "nll": negative_log_likelihood(probabilities, labels),
+        "ece": expected_calibration_error(probabilities, labels),
+        "brier": brier_score(probabilities, labels),
+        "failure_auroc": failure_auroc(probabilities.max(axis=1), predicted == labels),
+    }
+    return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}

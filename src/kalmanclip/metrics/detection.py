@@ -1,4 +1,4 @@
-"""Telling images of other classes from those of the known ones: scores, AUROC, false positives at 95 % recall.
+"""Out-of-distribution detection: the reference score, AUROC, false positives at 95 % recall.
 
 In every function a *larger* score means "more like the known classes"; images of the known classes ('inside') are the
 positives, all others ('outside') the negatives.
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 
 def maximum_softmax(logits: ArrayLike, temperature: float = 1.0) -> np.ndarray:
-    """The reference score (N,): the largest softmax probability of ``logits / temperature`` (N, C).
+    """Return the reference score (N,): the largest softmax probability of ``logits / temperature`` (N, C).
 
     Of cosine similarities with temperature 1 it is the published MCM (maximum concept matching); of a model's logits
     it is its confidence.
@@ -22,12 +22,12 @@ def maximum_softmax(logits: ArrayLike, temperature: float = 1.0) -> np.ndarray:
 
 
 def detection_auroc(inside: ArrayLike, outside: ArrayLike) -> float:
-    """The probability that an image of the known classes (N,) scores above another one (M,); ties count half."""
+    """Return the probability that an image of the known classes (N,) scores above another one (M,); ties count half."""
     return float(sklearn.metrics.roc_auc_score(*_joined(inside, outside)))
 
 
 def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> float:
-    """FPR95: the share of outside images (M,) accepted by the strictest threshold that accepts 95 % of the inside (N,).
+    """Return FPR95, the share of outside (M,) above the strictest threshold that accepts 95 % of inside (N,).
 
     Accepted is what scores at least the threshold.
     """
@@ -38,6 +38,6 @@ def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> floa
 
 
 def _joined(inside: ArrayLike, outside: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Truth (1 inside, 0 outside) and scores, both (N + M,)."""
+    """Return the truth (1 inside, 0 outside) and scores, both (N + M,)."""
     a, b = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
     return np.concatenate([np.ones(len(a)), np.zeros(len(b))]), np.concatenate([a, b])

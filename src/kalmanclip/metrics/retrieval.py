@@ -1,4 +1,4 @@
-"""Finding texts for images and images for texts: recall@k in both directions.
+"""Retrieval of texts for images and images for texts: recall@k in both directions.
 
 A query is a hit at k when *any* of its matches is among the k best candidates (the field's "R@k"; torchmetrics calls it
 hit rate, and wants all scores in one flat list). Candidates with equal scores are in random order, and what is reported
@@ -38,7 +38,7 @@ class RetrievalRecall:
 
 
 def recall_at_k(similarities: ArrayLike, matches: ArrayLike, ks: Sequence[int] = (1, 5, 10)) -> RetrievalRecall:
-    """Recall@k from a matrix of similarities.
+    """Return recall@k from a matrix of similarities.
 
     Args:
         similarities: (N, M), of N images with M texts.
@@ -58,7 +58,7 @@ def recall_at_k(similarities: ArrayLike, matches: ArrayLike, ks: Sequence[int] =
 def embedding_recall(
     images: ArrayLike, texts: ArrayLike, matches: ArrayLike, ks: Sequence[int] = (1, 5, 10), chunk: int = CHUNK
 ) -> RetrievalRecall:
-    """Recall@k from embeddings; the similarities (inner products) are computed and forgotten a few rows at a time.
+    """Return recall@k from embeddings; only a few rows of the similarities (inner products) exist at a time.
 
     Args:
         images: (N, d).
@@ -80,7 +80,7 @@ Rows = Callable[[int, int], np.ndarray]
 
 
 def _rounding(x: np.ndarray, y: np.ndarray) -> float:
-    """How far two computed inner products of rows can lie apart though they are equal: twice their error bound.
+    """Return how far two computed inner products of rows can lie apart though they are equal: twice their error bound.
 
     A matrix product may add up one column in another order than the next; without this, equal candidates would be
     ranked by where they stand.
@@ -120,7 +120,7 @@ def _checked(matches: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
 def _direction(
     rows: Rows, queries: int, candidates: int, pairs: np.ndarray, ks: Sequence[int], chunk: int, tolerance: float
 ) -> dict[int, float]:
-    """Recall of the queries, the first column of ``pairs`` (P, 2); scores within ``tolerance`` are equal."""
+    """Return the recall of the queries, the first column of ``pairs`` (P, 2); scores within ``tolerance`` are equal."""
     hits = dict.fromkeys(ks, 0.0)
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     step = max(1, chunk // max(candidates, 1))
@@ -145,7 +145,7 @@ def _direction(
 
 
 def _chance(places: np.ndarray, own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """How likely one of ``own`` is among the first ``places`` of ``own + others`` in random order; all (B,).
+    """Return how likely one of ``own`` is among the first ``places`` of ``own + others`` in random order; all (B,).
 
     One minus the chance that all places go to others, C(others, places) / C(own + others, places).
     """

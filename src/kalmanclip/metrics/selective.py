@@ -1,4 +1,4 @@
-"""Knowing when one is wrong: failure prediction, and the risk of answering only what one is sure of."""
+"""Confidence against correctness: margin, failure prediction, risk at a coverage (selective prediction)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 
 def failure_auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
-    """The probability that a right answer is more confident than a wrong one; ties count half.
+    """Return the probability that a right answer is more confident than a wrong one; ties count half.
 
     Args:
         confidence: (N,), any score that grows with certainty.
@@ -35,7 +35,7 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
-    """Risk at every coverage; images that are equally confident are answered in random order, in expectation.
+    """Return the risk at every coverage; equally confident images are answered in random order, in expectation.
 
     Args:
         confidence: (N,).
@@ -50,10 +50,26 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
 
 
 def area_under_risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> float:
-    """AURC: the mean risk over the coverages 1/N, ..., 1; 0 is perfect, a random order gives the error rate.
+    """Return the AURC, the mean risk over the coverages 1/N, ..., 1; 0 is perfect, a random order gives the error rate.
 
     Args:
         confidence: (N,), N at least 1.
         correct: (N,).
     """
     return float(risk_coverage(confidence, correct).risk.mean())
+
+
+def standardized_margin(mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Return how far the first choice is ahead of the second (N,), in standard deviations of their difference.
+
+    The standard deviation of one logit says little by itself: what decides is the distance between the two largest.
+    They are taken as independent.
+
+    Args:
+        mean: of the logits (N, C), C at least 2.
+        std: of the logits (N, C), positive.
+    """
+    order = np.argsort(-mean, axis=1, kind="stable")[:, :2]
+    first, second = np.take_along_axis(mean, order, axis=1).T
+    spread = np.hypot(*np.take_along_axis(std, order, axis=1).T)
+    return np.asarray((first - second) / np.maximum(spread, np.finfo(spread.dtype).tiny))

@@ -9,8 +9,8 @@ from typing import Any
 
 from kalmanclip.config import merge
 from kalmanclip.data import data_root
-from kalmanclip.data.registry import DATA_SETS
-from kalmanclip.data.spelling import data_name, split_name
+from kalmanclip.data.catalog import DATA_SETS
+from kalmanclip.data.resolve import data_name, split_name
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.contamination import Contamination
 from kalmanclip.experiments.paper.forms import ZERO_SHOT

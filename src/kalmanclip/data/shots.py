@@ -1,27 +1,84 @@
-"""Published draws: files ``shot{M}_seed{S}.txt`` beside ``train/`` that name the M images per class of seed S."""
+"""Choose K images per class: at random, the same for the same seed everywhere, or from published lists.
+
+A shot list is a file ``shot{M}_seed{S}.txt`` beside ``train/`` that names the M images per class of seed S.
+"""
 
 import os
+import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kalmanclip.data.labelled import LabelledImages
-from kalmanclip.data.names import shown
-from kalmanclip.data.sets.files import read_text
-from kalmanclip.errors import DataError
+from kalmanclip.data.folder import read_text
+from kalmanclip.data.labelled import LabelledImages, class_members, shown
+from kalmanclip.errors import ConfigError, DataError
 
 _NAME = re.compile(r"shot(\d+)_seed(\d+)\.txt")
 _MISSING_SHOWN = 5
 
 
+def sample_shots(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> LabelledImages:
+    """Return `shots` random images of each class, in their original order: the same for the same seed.
+
+    A class's draw depends on the seed, its name and its own images alone, so adding, removing or reordering
+    other classes does not change it. Draws are nested: the images for K shots are among those for K + 1.
+
+    Args:
+        images: what to draw from; a class without images stays empty.
+        shots: K; None returns everything.
+        seed: any integer.
+        replacement: what happens to a class with fewer than K images. It keeps all it has; if True, it is
+            also filled up to K by drawing some of them again, following the protocol of CoOp.
+    """
+    return images if shots is None else images.subset(sample_indices(images, shots, seed, replacement))
+
+
+def sample_indices(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> list[int]:
+    """Return the positions of the images that `sample_shots` returns, in increasing order."""
+    if shots is None:
+        return list(range(len(images)))
+    if shots < 1:
+        raise ConfigError(f"shots is {shots}; it must be at least 1 (or None for all images)")
+    chosen: list[int] = []
+    for name, candidates in zip(images.class_names, class_members(images, range(len(images))), strict=True):
+        # Only random() is promised to give the same numbers in every Python, so nothing else is used.
+        generator = random.Random(f"{seed}:{name}")
+        ranks = [(generator.random(), position) for position in candidates]
+        chosen += [position for _, position in sorted(ranks)[:shots]]
+        if replacement and candidates:
+            missing = shots - len(candidates)
+            chosen += [candidates[int(generator.random() * len(candidates))] for _ in range(missing)]
+    return sorted(chosen)
+
+
+def hold_out(images: LabelledImages, count: int, seed: int) -> tuple[LabelledImages, LabelledImages]:
+    """Split off ``count`` random images of each class: (the rest, held out), the same for the same seed.
+
+    Raises:
+        ConfigError: the count is not positive.
+        DataError: a class would have no image left to learn from.
+    """
+    if count < 1:
+        raise ConfigError(f"{count} images cannot be held out; give at least 1")
+    pairs = zip(images.class_names, images.counts(), strict=True)
+    short = [name for name, own in pairs if 0 < own <= count]
+    if short:
+        raise DataError(
+            f"with {count} images of each class held out, {len(short)} classes have none left to learn from "
+            f"({shown(short)}); hold out fewer, or give more images"
+        )
+    held = set(sample_indices(images, count, seed))
+    return images.subset(i for i in range(len(images)) if i not in held), images.subset(sorted(held))
+
+
 @dataclass(frozen=True)
 class ShotList:
-    """One list.
+    """One shot list.
 
     Attributes:
         name: of the file, so that a record can say where a draw came from.
-        positions: of its images in the training part, in the order of the list.
+        positions: of its images in the train split, in the order of the list.
     """
 
     name: str
@@ -31,15 +88,13 @@ class ShotList:
         """Return the positions of the first K images of each class, class after class.
 
         Args:
-            images: the training part that the list is of.
+            images: the train split that the list is of.
             shots: K.
 
         Raises:
             DataError: a class has fewer than K images in the list.
         """
-        members: list[list[int]] = [[] for _ in images.class_names]
-        for position in self.positions:
-            members[images.labels[position]].append(position)
+        members = class_members(images, self.positions)
         short = [name for name, own in zip(images.class_names, members, strict=True) if len(own) < shots]
         if short:
             raise DataError(

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from kalmanclip.data import index_pairs, load_image, read_hugging_face, read_hugging_face_captions
-from kalmanclip.data.hugging_face import has_captions_only
-from kalmanclip.data.identity import content_identity, fingerprint, image_identity
+from kalmanclip.data.hub import has_captions_only
+from kalmanclip.data.images import content_identity, image_identity
+from kalmanclip.data.labelled import fingerprint
 from kalmanclip.errors import ConfigError, DataError, ImageError
 
 datasets = pytest.importorskip("datasets", reason="the package `datasets` (extra [huggingface]) is not installed")
@@ -59,12 +60,12 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["hf:", ""])
 def test_saved_folder(saved, prefix):
-    views = read_hugging_face(f"{prefix}{saved}")
-    assert views.class_names == ["tabby cat", "dog"]
-    assert [part.labels for _, part in views.parts()] == [[0, 1, 0], [1], [1, 0]]
-    assert [name for name, _ in views.parts()] == ["train", "val", "test"]
-    assert np.array_equal(np.asarray(load_image(views.test.sources[1])), pixels(250))
-    assert views.templates == ("a photo of a {}.",)
+    splits = read_hugging_face(f"{prefix}{saved}")
+    assert splits.class_names == ["tabby cat", "dog"]
+    assert [part.labels for _, part in splits.items()] == [[0, 1, 0], [1], [1, 0]]
+    assert [name for name, _ in splits.items()] == ["train", "val", "test"]
+    assert np.array_equal(np.asarray(load_image(splits.test.sources[1])), pixels(250))
+    assert splits.templates == ("a photo of a {}.",)
 
 
 def test_images_have_an_identity_wherever_they_lie(saved, tmp_path):
@@ -86,21 +87,21 @@ def test_content_is_that_of_the_file(tmp_path):
 
 
 def test_names_templates_and_splits_can_be_chosen(saved):
-    views = read_hugging_face(
+    splits = read_hugging_face(
         f"hf:{saved}?test=validation&template=art%20of%20{{}}", class_names=["cat", "hound"], train="test"
     )
-    assert views.class_names == ["cat", "hound"]
-    assert (len(views.train), views.val, len(views.test)) == (2, None, 1)
-    assert views.templates == ("art of {}",)
+    assert splits.class_names == ["cat", "hound"]
+    assert (len(splits.train), splits.val, len(splits.test)) == (2, None, 1)
+    assert splits.templates == ("art of {}",)
     assert read_hugging_face(str(saved), templates=["a {}", "the {}"]).templates == ("a {}", "the {}")
 
 
 def test_one_split_and_string_labels(tmp_path):
     labels = ["sea_lion", "cat", "", "cat"]
     table([1, 2, 3, 4], label=(labels, datasets.Value("string"))).save_to_disk(tmp_path / "one")
-    views = read_hugging_face(str(tmp_path / "one"))
-    assert (views.class_names, views.train.labels, views.test) == (["cat", "sea lion"], [1, 0, 0], None)
-    assert np.asarray(load_image(views.train.sources[2]))[0, 0, 0] == 4  # the row without a label was left out
+    splits = read_hugging_face(str(tmp_path / "one"))
+    assert (splits.class_names, splits.train.labels, splits.test) == (["cat", "sea lion"], [1, 0, 0], None)
+    assert np.asarray(load_image(splits.train.sources[2]))[0, 0, 0] == 4  # the row without a label was left out
 
 
 def test_unlabelled_parts_are_no_parts(tmp_path):
@@ -124,9 +125,9 @@ def test_parquet_file_and_folder(tmp_path):
     folder.mkdir()
     table([7, 9], label=([1, 0], PETS)).to_parquet(folder / "train-00000-of-00001.parquet")
     table([8], label=([1], PETS)).to_parquet(folder / "test-00000-of-00001.parquet")
-    views = read_hugging_face(f"hf:{folder}")
-    assert (views.class_names, views.train.labels, views.test.labels) == (["tabby cat", "dog"], [1, 0], [1])
-    assert np.asarray(load_image(views.test.sources[0]))[0, 0, 0] == 8
+    splits = read_hugging_face(f"hf:{folder}")
+    assert (splits.class_names, splits.train.labels, splits.test.labels) == (["tabby cat", "dog"], [1, 0], [1])
+    assert np.asarray(load_image(splits.test.sources[0]))[0, 0, 0] == 8
     alone = read_hugging_face(f"hf:{folder / 'train-00000-of-00001.parquet'}")
     assert (len(alone.train), alone.test) == (2, None)
 
@@ -137,12 +138,12 @@ def test_bytes_of_other_programs(tmp_path):
 
     columns = {"photo": [encoded(5), b"no image"], "label": ["cat", "dog"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "bare.parquet")
-    views = read_hugging_face(str(tmp_path / "bare.parquet"))
-    assert np.asarray(load_image(views.train.sources[0]))[0, 0, 0] == 5
+    splits = read_hugging_face(str(tmp_path / "bare.parquet"))
+    assert np.asarray(load_image(splits.train.sources[0]))[0, 0, 0] == 5
     with pytest.raises(ImageError, match=r"bare.parquet/train/1 is not an image"):
-        load_image(views.train.sources[1])
+        load_image(splits.train.sources[1])
     with pytest.raises(ImageError, match="more than the limit of 10"):
-        load_image(views.train.sources[0], max_pixels=10)
+        load_image(splits.train.sources[0], max_pixels=10)
 
 
 def test_image_folder_with_captions(tmp_path):
@@ -195,8 +196,8 @@ def test_splits_that_are_not_understood(tmp_path):
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
     with pytest.raises(ConfigError, match="splits left, right; say which is which"):
         read_hugging_face(str(tmp_path / "d"))
-    views = read_hugging_face(f"{tmp_path / 'd'}?train=left&test=right")
-    assert (views.train.labels, views.test.labels) == ([0], [1])
+    splits = read_hugging_face(f"{tmp_path / 'd'}?train=left&test=right")
+    assert (splits.train.labels, splits.test.labels) == ([0], [1])
     with pytest.raises(ConfigError, match="no split 'middle'"):
         read_hugging_face(f"{tmp_path / 'd'}?train=middle")
 

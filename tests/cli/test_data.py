@@ -55,7 +55,7 @@ def test_check(tmp_path):
 def test_check_complete(tmp_path, monkeypatch):
     import dataclasses
 
-    from kalmanclip.data.registry import DATA_SETS
+    from kalmanclip.data.catalog import DATA_SETS
 
     trees.imagenet_r(tmp_path)
     known = dataclasses.replace(DATA_SETS["imagenet_r"], classes=2, counts={"published": {"test": 4}})

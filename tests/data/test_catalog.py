@@ -8,9 +8,9 @@ import pytest
 from tests.data import trees
 
 from kalmanclip.data import LabelledImages
-from kalmanclip.data.registry import DATA_SETS, data_root, find_dataset, load_dataset
-from kalmanclip.data.sets.imagenet import imagenet_class_names, to_imagenet, wordnet_ids
-from kalmanclip.data.sets.views import OURS, PUBLISHED, SPLIT_FILE, Views, hold_out, three_way
+from kalmanclip.data.catalog import DATA_SETS, data_root, find_dataset, load_dataset
+from kalmanclip.data.catalog.imagenet import imagenet_class_names, wordnet_ids
+from kalmanclip.data.splits import OURS, PUBLISHED, SPLIT_FILE, Splits, train_val, train_val_test
 from kalmanclip.errors import ConfigError, DataError
 
 
@@ -21,12 +21,12 @@ def load(name, root, classes=None, **options):
     return load_dataset(dataclasses.replace(DATA_SETS[name], classes=classes), root, **options)
 
 
-def sizes(views):
-    return {part: len(images) for part, images in views.parts()}
+def sizes(splits):
+    return {part: len(images) for part, images in splits.items()}
 
 
-def all_exist(views):
-    return all(Path(source).exists() for _, images in views.parts() for source in images.sources)
+def all_exist(splits):
+    return all(Path(source).exists() for _, images in splits.items() for source in images.sources)
 
 
 # name, builder, number of classes, sizes, split, class names
@@ -62,23 +62,23 @@ LAYOUTS = [
 @pytest.mark.parametrize(("name", "build", "counts", "split", "names"), LAYOUTS)
 def test_own_layout(tmp_path, name, build, counts, split, names):
     build(tmp_path)
-    views = load(name, tmp_path, classes=len(names))
+    splits = load(name, tmp_path, classes=len(names))
     expected = {part: n for part, n in zip(("train", "val", "test"), counts, strict=True) if n is not None}
-    assert (sizes(views), views.split, views.class_names) == (expected, split, names)
-    assert views.templates == DATA_SETS[name].templates
-    assert all_exist(views)
-    sources = [source for _, images in views.parts() for source in images.sources]
+    assert (sizes(splits), splits.origin, splits.class_names) == (expected, split, names)
+    assert splits.templates == DATA_SETS[name].templates
+    assert all_exist(splits)
+    sources = [source for _, images in splits.items() for source in images.sources]
     assert len(set(sources)) == len(sources)
     again = load(name, tmp_path)
-    assert [images.sources for _, images in again.parts()] == [images.sources for _, images in views.parts()]
+    assert [images.sources for _, images in again.items()] == [images.sources for _, images in splits.items()]
 
 
 def test_flowers(tmp_path):
     base = trees.flowers102(tmp_path)
-    views = load_dataset("flowers102", tmp_path)
-    assert sizes(views) == {"train": 102, "val": 102, "test": 102}
-    assert views.class_names[0] == "pink primrose"
-    assert all_exist(views)
+    splits = load_dataset("flowers102", tmp_path)
+    assert sizes(splits) == {"train": 102, "val": 102, "test": 102}
+    assert splits.class_names[0] == "pink primrose"
+    assert all_exist(splits)
     trees.text(base / "cat_to_name.json", json.dumps({str(i): f"flower {i}" for i in range(1, 103)}))
     assert load_dataset("flowers102", tmp_path).class_names[:2] == ["flower 1", "flower 2"]
 
@@ -86,11 +86,11 @@ def test_flowers(tmp_path):
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
 def test_mnist_and_its_like(tmp_path, name, folder):
     trees.mnist(tmp_path, folder)
-    views = load_dataset(name, tmp_path)
-    assert sizes(views) == {"train": 20, "test": 10}
-    assert views.train.sources[0].shape == (28, 28)
-    assert views.train.labels[:11] == [*range(10), 0]
-    assert views.class_names[9] == {"mnist": "9", "fashion_mnist": "ankle boot"}[name]
+    splits = load_dataset(name, tmp_path)
+    assert sizes(splits) == {"train": 20, "test": 10}
+    assert splits.train.sources[0].shape == (28, 28)
+    assert splits.train.labels[:11] == [*range(10), 0]
+    assert splits.class_names[9] == {"mnist": "9", "fashion_mnist": "ankle boot"}[name]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +105,20 @@ def test_cifar(tmp_path, monkeypatch, name, build, first):
     loader = getattr(torchvision.datasets, name.upper())
     monkeypatch.setattr(loader, "_check_integrity", lambda self: True)
     monkeypatch.setattr(loader, "meta", {**loader.meta, "md5": None})
-    views = load_dataset(name, tmp_path)
-    assert sizes(views) == {"train": first, "test": first // 5 if name == "cifar10" else 100}
-    assert views.train.sources[0].shape == (32, 32, 3)
-    assert "_" not in views.class_names[3]
+    splits = load_dataset(name, tmp_path)
+    assert sizes(splits) == {"train": first, "test": first // 5 if name == "cifar10" else 100}
+    assert splits.train.sources[0].shape == (32, 32, 3)
+    assert "_" not in splits.class_names[3]
 
 
 @pytest.mark.parametrize("coop", [False, True])
 def test_imagenet(tmp_path, coop):
     trees.imagenet(tmp_path, coop)
-    views = load("imagenet", tmp_path)
-    assert sizes(views) == {"train": 9, "test": 6}
-    assert views.test.labels == [0, 0, 1, 1, 6, 6]
-    assert views.class_names == imagenet_class_names()
-    assert len(wordnet_ids()) == len(set(wordnet_ids())) == len(views.class_names) == 1000
+    splits = load("imagenet", tmp_path)
+    assert sizes(splits) == {"train": 9, "test": 6}
+    assert splits.test.labels == [0, 0, 1, 1, 6, 6]
+    assert splits.class_names == imagenet_class_names()
+    assert len(wordnet_ids()) == len(set(wordnet_ids())) == len(splits.class_names) == 1000
     assert list(wordnet_ids()) == sorted(wordnet_ids())
     with pytest.raises(DataError, match=r"997 classes have no images in train: 'great white shark'"):
         load_dataset("imagenet", tmp_path)
@@ -129,16 +129,14 @@ def test_subsets_of_imagenet(tmp_path, build):
     """Labels count the classes that are there; imagenet_labels leads back to the 1000."""
     build(tmp_path)
     name = build.__name__
-    views = load(name, tmp_path)
+    splits = load(name, tmp_path)
     expected = [trees.WORDNET.index(i) for i in trees.WORDNET] if name == "imagenet_a" else [0, 1]
-    assert views.train is None
-    assert sorted(set(views.test.labels)) == expected
-    assert views.imagenet_labels == ((0, 1, 6) if name == "imagenet_a" else (1, 6))
-    assert views.class_names[-1] == imagenet_class_names()[6]
-    for source, label in zip(views.test.sources, views.test.labels, strict=True):
-        assert wordnet_ids()[views.imagenet_labels[label]] == source.parent.name
-    whole = to_imagenet(views.test, views.imagenet_labels)
-    assert {wordnet_ids()[label] for label in whole.labels} == {source.parent.name for source in whole.sources}
+    assert splits.train is None
+    assert sorted(set(splits.test.labels)) == expected
+    assert splits.imagenet_labels == ((0, 1, 6) if name == "imagenet_a" else (1, 6))
+    assert splits.class_names[-1] == imagenet_class_names()[6]
+    for source, label in zip(splits.test.sources, splits.test.labels, strict=True):
+        assert wordnet_ids()[source.parent.name] == splits.imagenet_labels[label]
     with pytest.raises(DataError, match=r"classes instead of 200"):
         load_dataset(name, tmp_path)
 
@@ -152,8 +150,8 @@ def test_label_map_mismatch(tmp_path):
 
 def test_imagenet_v2_folders_are_numbers(tmp_path):
     trees.imagenet_v2(tmp_path)
-    views = load("imagenet_v2", tmp_path)
-    assert {(s.parent.name, label) for s, label in zip(views.test.sources, views.test.labels, strict=True)} == {
+    splits = load("imagenet_v2", tmp_path)
+    assert {(s.parent.name, label) for s, label in zip(splits.test.sources, splits.test.labels, strict=True)} == {
         ("0", 0),
         ("10", 10),
         ("2", 2),
@@ -200,18 +198,18 @@ SPLIT_SETS = [dataset for dataset in DATA_SETS.values() if dataset.split_file]
 def test_split_file_is_honoured(tmp_path, dataset):
     folder = tmp_path / dataset.folders[0]
     trees.split_file(folder / dataset.split_file, images=folder / dataset.images[-1])
-    views = load(dataset.name, tmp_path, classes=2)
-    assert (sizes(views), views.split) == ({"train": 6, "val": 2, "test": 4}, SPLIT_FILE)
-    assert views.class_names == ["american bulldog", "Abyssinian"]
-    assert views.templates == dataset.templates
-    assert all_exist(views)
+    splits = load(dataset.name, tmp_path, classes=2)
+    assert (sizes(splits), splits.origin) == ({"train": 6, "val": 2, "test": 4}, SPLIT_FILE)
+    assert splits.class_names == ["american bulldog", "Abyssinian"]
+    assert splits.templates == dataset.templates
+    assert all_exist(splits)
 
 
 def test_split_file_comes_before_the_own_split(tmp_path):
     base = trees.pets(tmp_path)
-    assert load("oxford_pets", tmp_path).split == PUBLISHED
+    assert load("oxford_pets", tmp_path).origin == PUBLISHED
     trees.split_file(base / "split_zhou_OxfordPets.json", images=base / "images")
-    assert load("oxford_pets", tmp_path).split == SPLIT_FILE
+    assert load("oxford_pets", tmp_path).origin == SPLIT_FILE
 
 
 def test_split_file_with_names_in_plain_english(tmp_path):
@@ -229,7 +227,7 @@ def test_split_file_with_names_in_plain_english(tmp_path):
         ('{"train": [["a.jpg", 0]], "val": [], "test": []}', "entry 0 of 'train'"),
         ('{"train": [["a.jpg", "0", "x"]], "val": [], "test": []}', "instead of .relative path, label, class name"),
         ('{"train": [["a.jpg", 0, "x"]], "val": [["b.jpg", 0, "y"]], "test": []}', "label 0 both 'x' and 'y'"),
-        ('{"train": [["a.jpg", 0, "x"], ["a.jpg", 2, "y"]], "val": [], "test": []}', "none that is 1"),
+        ('{"train": [["a.jpg", 0, "x"], ["a.jpg", 2, "y"]], "val": [], "test": []}', "none with the label 1"),
     ],
 )
 def test_damaged_split_file(tmp_path, content, problem):
@@ -353,23 +351,23 @@ def test_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 11])
 def test_cuts_lose_nothing(count):
     items = [(f"{label}/{i}.jpg", label) for label in range(3) for i in range(count)]
-    for parts in (hold_out(items), three_way(items)):
+    for parts in (train_val(items), train_val_test(items)):
         assert sorted(item for part in parts for item in part) == sorted(items)
         assert {label for _, label in parts[0]} == {0, 1, 2}
-    assert len(hold_out(items)[1]) == 3 * (count - max(1, round(0.8 * count)))
+    assert len(train_val(items)[1]) == 3 * (count - max(1, round(0.8 * count)))
 
 
 def test_cuts_stay_the_same_for_ever():
     """Results depend on them."""
     items = [(f"anywhere/{i}.jpg", 0) for i in range(10)]
-    assert [source for source, _ in hold_out(items)[1]] == ["anywhere/3.jpg", "anywhere/9.jpg"]
+    assert [source for source, _ in train_val(items)[1]] == ["anywhere/3.jpg", "anywhere/9.jpg"]
     elsewhere = [(f"else/where/{i}.jpg", 0) for i in range(10)]
-    assert [source for source, _ in hold_out(elsewhere)[1]] == ["else/where/3.jpg", "else/where/9.jpg"]
+    assert [source for source, _ in train_val(elsewhere)[1]] == ["else/where/3.jpg", "else/where/9.jpg"]
 
 
 def test_views_must_agree():
     one, other = LabelledImages(["a"], [0], ["x"]), LabelledImages(["a"], [0], ["y"])
     with pytest.raises(DataError, match="different class names"):
-        Views(one, None, other)
+        Splits(one, None, other)
     with pytest.raises(DataError, match="none of train"):
-        Views(None, None, None)
+        Splits(None, None, None)

@@ -3,9 +3,8 @@
 import pytest
 from tests.data import trees
 
-from kalmanclip.data.sets.imagenet import imagenet_class_names
-from kalmanclip.data.shift import read_shift
-from kalmanclip.data.spelling import data_name, read_data, split_name
+from kalmanclip.data.catalog.imagenet import imagenet_class_names
+from kalmanclip.data.resolve import data_name, read_data, read_shift, split_name
 from kalmanclip.errors import ConfigError, DataError
 
 
@@ -37,8 +36,8 @@ def test_what_exists_is_taken_as_it_is(tmp_path, monkeypatch):
 def test_two_folders_may_have_colons_in_their_names(tmp_path):
     for part in ("a:b", "c:d"):
         trees.class_tree(tmp_path / part, ["cat", "dog"], 2)
-    views = read_data(f"x={tmp_path}/a:b:{tmp_path}/c:d")
-    assert [source.parts[-3] for source in (views.train.sources[0], views.test.sources[0])] == ["a:b", "c:d"]
+    splits = read_data(f"x={tmp_path}/a:b:{tmp_path}/c:d")
+    assert [source.parts[-3] for source in (splits.train.sources[0], splits.test.sources[0])] == ["a:b", "c:d"]
 
 
 def test_a_word_that_is_nothing_is_taken_for_a_mistyped_name():
@@ -63,7 +62,7 @@ def test_a_folder_with_a_registered_name_is_pointed_out(tmp_path, monkeypatch):
 @pytest.fixture
 def complete(monkeypatch):
     """Three classes pass for all of ImageNet's."""
-    monkeypatch.setattr("kalmanclip.data.registry.incomplete", lambda dataset, views: [])
+    monkeypatch.setattr("kalmanclip.data.catalog.incomplete", lambda dataset, splits: [])
 
 
 def test_relatives_of_imagenet_are_measured_among_their_own_classes(tmp_path, complete):

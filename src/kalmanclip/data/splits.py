@@ -1,4 +1,4 @@
-"""The parts of a data set as labelled images, and the two ways in which missing parts are cut out of others."""
+"""The splits of a data set (train, val, test) as labelled images, and how a missing one is cut out of the others."""
 
 import hashlib
 import os
@@ -10,31 +10,31 @@ from typing import TypeAlias
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import LabelledImages
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES
-from kalmanclip.data.shot_lists import ShotLists
+from kalmanclip.data.shots import ShotLists
 from kalmanclip.errors import DataError
 
 Item: TypeAlias = tuple[ImageSource, int]
 """An image and its label."""
 
-PARTS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 SPLIT_FILE = "split file"
-"""The split came from a `split_zhou_*.json`."""
+"""The splits came from a `split_zhou_*.json`."""
 PUBLISHED = "published"
-"""The split is the data set's own; a validation part it lacks may be cut out of train, see `hold_out`."""
+"""The splits are the data set's own; a val split that it lacks may be cut out of train, see `train_val`."""
 OURS = "kalmanclip"
-"""The data set has no split (here): see `three_way`."""
+"""The data set has no splits (here): see `train_val_test`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Views:
-    """A data set, read: its parts, all with the same class names.
+class Splits:
+    """A data set that was read: its splits, all with the same class names.
 
     Attributes:
         train: the images to learn from; None for sets that only measure (distribution shifts).
-        val: the images to choose on; None where nobody published such a part.
+        val: the images to choose on; None where nobody published such a split.
         test: the images to measure on.
-        split: where the parts came from: `SPLIT_FILE`, `PUBLISHED` or `OURS`.
+        origin: where the splits came from: `SPLIT_FILE`, `PUBLISHED` or `OURS`.
         templates: the data set's prompt templates.
         imagenet_labels: for relatives of ImageNet, the label in 0..999 of each class, so that a classifier of all
             1000 classes can be measured on a set that has 200 of them.
@@ -44,47 +44,46 @@ class Views:
     train: LabelledImages | None
     val: LabelledImages | None
     test: LabelledImages | None
-    split: str = PUBLISHED
+    origin: str = PUBLISHED
     templates: tuple[str, ...] = DEFAULT_TEMPLATES
     imagenet_labels: tuple[int, ...] | None = None
     shot_lists: ShotLists | None = None
 
     def __post_init__(self) -> None:
-        present = [images for _, images in self.parts()]
+        present = [images for _, images in self.items()]
         if not present:
             raise DataError("none of train, val and test has images; check that the data set is complete")
         if any(images.class_names != present[0].class_names for images in present):
-            raise DataError("the parts have different class names; read all of them with the same class_names")
+            raise DataError("the splits have different class names; read all of them with the same class_names")
 
-    def parts(self) -> list[tuple[str, LabelledImages]]:
-        """Return the parts there are, with their names, in the order train, val, test."""
-        named = ((part, getattr(self, part)) for part in PARTS)
-        return [(part, images) for part, images in named if images is not None]
+    def items(self) -> list[tuple[str, LabelledImages]]:
+        """Return the splits there are, with their names, in the order train, val, test."""
+        return [(split, images) for split in SPLITS if (images := getattr(self, split)) is not None]
 
     @property
     def class_names(self) -> list[str]:
-        """The C class names, the same in every part."""
-        return self.parts()[0][1].class_names
+        """The C class names, the same in every split."""
+        return self.items()[0][1].class_names
 
 
-def make_views(
+def make_splits(
     class_names: Sequence[str],
     train: Sequence[Item] | None = None,
     val: Sequence[Item] | None = None,
     test: Sequence[Item] | None = None,
-    split: str = PUBLISHED,
-) -> Views:
-    """Return `Views` of lists of images with labels; None stays None."""
+    origin: str = PUBLISHED,
+) -> Splits:
+    """Return `Splits` of lists of images with labels; None stays None."""
 
     def images(items: Sequence[Item] | None) -> LabelledImages | None:
         if items is None:
             return None
         return LabelledImages([source for source, _ in items], [label for _, label in items], list(class_names))
 
-    return Views(images(train), images(val), images(test), split)
+    return Splits(images(train), images(val), images(test), origin)
 
 
-def hold_out(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+def train_val(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Return train and val: a fifth of every class, rounded, is taken out for validation, as CoOp does.
 
     Which images these are is decided by the SHA-256 of their file names, so it is the same everywhere, for ever,
@@ -94,24 +93,24 @@ def hold_out(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     return train, val
 
 
-def three_way(items: Sequence[Item]) -> tuple[list[Item], list[Item], list[Item]]:
-    """Return train, val and test: 50, 20 and 30 % of every class, CoOp's shares; chosen as in `hold_out`."""
+def train_val_test(items: Sequence[Item]) -> tuple[list[Item], list[Item], list[Item]]:
+    """Return train, val and test: 50, 20 and 30 % of every class, CoOp's shares; chosen as in `train_val`."""
     return _cut(items, 0.5, 0.2)
 
 
 def _cut(items: Sequence[Item], for_train: float, for_val: float) -> tuple[list[Item], list[Item], list[Item]]:
-    """Cut every class by shares; the order of the items is kept within the parts."""
+    """Cut every class by shares; the order of the items stays."""
     members: dict[int, list[int]] = {}
     for position, (_, label) in enumerate(items):
         members.setdefault(label, []).append(position)
-    part_of = [2] * len(items)
+    split_of = [2] * len(items)
     for positions in members.values():
         ranked = sorted(positions, key=lambda position: _rank(items[position][0]))
         first = max(1, round(for_train * len(ranked)))  # a class with one image keeps it for training
         last = len(ranked) if for_train + for_val >= 1 else first + round(for_val * len(ranked))
         for order, position in enumerate(ranked[:last]):
-            part_of[position] = 0 if order < first else 1
-    train, val, test = ([item for item, own in zip(items, part_of, strict=True) if own == part] for part in range(3))
+            split_of[position] = 0 if order < first else 1
+    train, val, test = ([item for item, own in zip(items, split_of, strict=True) if own == split] for split in range(3))
     return train, val, test
 
 

@@ -1,6 +1,6 @@
-"""Data sets of Hugging Face: from the Hub, or saved on this computer. Needs the extra ``[huggingface]``.
+"""Read data sets of Hugging Face: from the Hub, or saved on this computer. Needs the extra ``[huggingface]``.
 
-| spelling | meaning |
+| spec | meaning |
 | --- | --- |
 | ``hf:OWNER/NAME`` | a data set of the Hub; downloaded once, then read from the cache, also offline |
 | ``hf:OWNER/NAME:CONFIG`` | one of its configurations |
@@ -27,22 +27,26 @@ from PIL import Image
 
 from kalmanclip.data.decoding import decode_bytes, decode_file
 from kalmanclip.data.images import ImageSource, LazyImage
-from kalmanclip.data.labelled import LabelledImages, from_lists
-from kalmanclip.data.names import class_name_from_folder
-from kalmanclip.data.pairs import CaptionedImages, CaptionedViews
+from kalmanclip.data.labelled import LabelledImages, class_name_from_folder, from_lists
+from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, validate_templates
-from kalmanclip.data.sets.views import PARTS, PUBLISHED, Views
+from kalmanclip.data.splits import PUBLISHED, SPLITS, Splits
 from kalmanclip.errors import ConfigError, DataError, ImageError
 from kalmanclip.files import sha256_of
 
 Dataset: TypeAlias = Any
 """A `datasets.Dataset`: one split, a table on disk. The package has no types, and may not be installed."""
 
-PREFIX = "hf:"
-OLDEST = 4
+HUB = "hf:"
+"""How the spec of such a data set begins."""
+_OLDEST = 4
 """The first major version of `datasets` that cannot execute a data set's own code."""
 
-_SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
+}
 _IMAGE, _LABEL = ("image", "img", "picture", "photo"), ("label", "labels", "class", "fine_label")
 _CAPTION = ("caption", "text", "captions", "sentence", "description")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -50,15 +54,15 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Choices:
-    """What can be chosen about a data set, as an argument or behind the ``?`` of its spelling (arguments win).
+    """What can be chosen about a data set, as an argument or behind the ``?`` of its spec (arguments win).
 
     Attributes:
         image: the column of the images.
         label: the column of the classes.
         caption: the column of the captions.
-        train: which of the data set's splits is used as train part.
-        val: the same for the validation part.
-        test: the same for the test part.
+        train: which of the data set's splits is used as train.
+        val: the same for val.
+        test: the same for test.
         revision: branch, tag or commit on the Hub.
         template: one prompt template.
     """
@@ -74,19 +78,19 @@ class Choices:
 
 
 def read_hugging_face(
-    spelling: str,
+    spec: str,
     *,
     class_names: Sequence[str] | None = None,
     templates: str | Sequence[str] | None = None,
     **choices: str | None,
-) -> Views:
-    """Return the parts of a data set with classes; no image is decoded.
+) -> Splits:
+    """Return the splits of a data set with classes; no image is decoded.
 
     Class names come from the label column's `ClassLabel`, with underscores as spaces, or are the different strings in
-    it. Rows without a label (None, or the Hub's -1) are left out; a part without any labels is no part.
+    it. Rows without a label (None, or the Hub's -1) are left out, and so is a split without any labels.
 
     Args:
-        spelling: see the table at the top of this module; the ``hf:`` may be left out.
+        spec: see the table at the top of this module; the ``hf:`` may be left out.
         class_names: other names for the same labels, one per label; needed where labels are numbers without names.
         templates: prompt templates.
         **choices: see `Choices`.
@@ -95,58 +99,59 @@ def read_hugging_face(
         ConfigError: `datasets` is not installed or too old, or a choice does not exist.
         DataError: the data set cannot be had or lacks images or labels.
     """
-    name, chosen = _parse(spelling, choices)
-    found = _load(name, chosen)
-    splits = _parts(found, chosen, name)
-    features = next(iter(splits.values())).features
-    column = _label_column(features, chosen.label, name)
-    rows = {part: _labels(split, column) for part, split in splits.items()}
-    named = getattr(features[column], "names", None)
-    names = _class_names(class_names, named, rows, name)
-    views: dict[str, LabelledImages] = {}
-    for part, split in splits.items():
-        kept = [i for i, label in enumerate(rows[part]) if label is not None]
-        if kept:
-            images = _images(split, _image_column(features, chosen.image, name), name, part, kept)
-            views[part] = from_lists(images, [rows[part][i] for i in kept], names)
-    if not views:
+    name, chosen = _parse(spec, choices)
+    tables = _choose_splits(_load(name, chosen), chosen, name)
+    features = next(iter(tables.values())).features
+    column = _pick(_label_candidates(features), features, chosen.label, _LABEL, "label", name)
+    labels = {
+        split: [None if label in (None, -1, "") else label for label in table[column]]
+        for split, table in tables.items()
+    }
+    names = _class_names(class_names, getattr(features[column], "names", None), labels, name)
+    found: dict[str, LabelledImages] = {}
+    for split, table in tables.items():
+        rows = [i for i, label in enumerate(labels[split]) if label is not None]
+        if rows:
+            images = _images(table, chosen.image, name, split, rows)
+            found[split] = from_lists(images, [labels[split][i] for i in rows], names)
+    if not found:
         raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?label=")
-    prompts = templates or chosen.template or DEFAULT_TEMPLATES
-    return Views(views.get("train"), views.get("val"), views.get("test"), PUBLISHED, validate_templates(prompts))
+    prompts = validate_templates(templates or chosen.template or DEFAULT_TEMPLATES)
+    return Splits(found.get("train"), found.get("val"), found.get("test"), PUBLISHED, prompts)
 
 
-def read_hugging_face_captions(spelling: str, **choices: str | None) -> CaptionedViews:
-    """Return the parts of a data set of pairs; no image is decoded.
+def read_hugging_face_captions(spec: str, **choices: str | None) -> CaptionedSplits:
+    """Return the splits of a data set of pairs; no image is decoded.
 
     The caption column holds a string, or a list of strings: each of them then makes a pair with the image.
 
     Args:
-        spelling: see the table at the top of this module; the ``hf:`` may be left out.
+        spec: see the table at the top of this module; the ``hf:`` may be left out.
         **choices: see `Choices`.
     """
-    name, chosen = _parse(spelling, choices)
-    splits = _parts(_load(name, chosen), chosen, name)
-    features = next(iter(splits.values())).features
-    column = _caption_column(features, chosen.caption, name)
-    parts: dict[str, CaptionedImages] = {}
-    for part, split in splits.items():
-        captions = [[text] if isinstance(text, str) else text or [] for text in split[column]]
-        kept = [i for i, texts in enumerate(captions) if any(map(str.strip, texts))]
-        if kept:
-            images = _images(split, _image_column(features, chosen.image, name), name, part, kept)
-            pairs = [(x, t) for x, i in zip(images, kept, strict=True) for t in captions[i] if t.strip()]
-            parts[part] = CaptionedImages([x for x, _ in pairs], [t for _, t in pairs])
-    if not parts:
+    name, chosen = _parse(spec, choices)
+    tables = _choose_splits(_load(name, chosen), chosen, name)
+    features = next(iter(tables.values())).features
+    column = _pick(_caption_candidates(features), features, chosen.caption, _CAPTION, "caption", name)
+    found: dict[str, CaptionedImages] = {}
+    for split, table in tables.items():
+        captions = [[text] if isinstance(text, str) else text or [] for text in table[column]]
+        rows = [i for i, texts in enumerate(captions) if any(map(str.strip, texts))]
+        if rows:
+            images = _images(table, chosen.image, name, split, rows)
+            pairs = [(x, t) for x, i in zip(images, rows, strict=True) for t in captions[i] if t.strip()]
+            found[split] = CaptionedImages([x for x, _ in pairs], [t for _, t in pairs])
+    if not found:
         raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?caption=")
-    return CaptionedViews(**parts)
+    return CaptionedSplits(**found)
 
 
-def has_captions_only(spelling: str) -> bool:
+def has_captions_only(spec: str) -> bool:
     """Return whether a data set has captions and no classes, as `kalmanclip.data.lists.has_captions_only` does."""
-    name, chosen = _parse(spelling, {})
+    name, chosen = _parse(spec, {})
     if chosen.label or chosen.caption:
         return chosen.label is None
-    features = next(iter(_parts(_load(name, chosen), chosen, name).values())).features
+    features = next(iter(_choose_splits(_load(name, chosen), chosen, name).values())).features
     return not _label_candidates(features) and bool(_caption_candidates(features))
 
 
@@ -154,9 +159,9 @@ class StoredImage(LazyImage):
     """One image of a data set, read from its table when it is needed.
 
     Args:
-        table: the part of the data set, with this one column, not decoding.
+        table: the split of the data set, with this one column, not decoding.
         row: where in it.
-        name: what to call it in messages, and its identity: data set, part and row.
+        name: what to call it in messages, and its identity: data set, split and row.
     """
 
     def __init__(self, table: Dataset, row: int, name: str) -> None:
@@ -164,7 +169,7 @@ class StoredImage(LazyImage):
 
     @property
     def identity(self) -> str:
-        """Data set, part and row: the same on every computer, as long as the data set stays as it is."""
+        """Data set, split and row: the same on every computer, as long as the data set stays as it is."""
         return self._name
 
     def load(self, max_pixels: int) -> Image.Image:
@@ -175,12 +180,12 @@ class StoredImage(LazyImage):
         return decode_bytes(stored, self._name, max_pixels)
 
     def content(self) -> str | None:
-        """A hash of the file that the table holds or names."""
+        """Return a hash of the file that the table holds or names."""
         stored = self._stored()
         return sha256_of(stored, ImageError) if isinstance(stored, Path) else hashlib.sha256(stored).hexdigest()
 
     def _stored(self) -> bytes | Path:
-        """The image's file, or where it lies."""
+        """Return the image's file, or where it lies."""
         (stored,) = self._table[self._row].values()
         if isinstance(stored, dict):
             stored = stored.get("bytes") or (stored.get("path") and Path(stored["path"]))
@@ -190,13 +195,13 @@ class StoredImage(LazyImage):
         return found
 
 
-def _parse(spelling: str, choices: Mapping[str, str | None]) -> tuple[str, Choices]:
-    """The name without prefix and question mark, and what was chosen."""
-    name, _, query = spelling.removeprefix(PREFIX).partition("?")
+def _parse(spec: str, choices: Mapping[str, str | None]) -> tuple[str, Choices]:
+    """Return the name without prefix and question mark, and what was chosen."""
+    name, _, query = spec.removeprefix(HUB).partition("?")
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
-        raise ConfigError(f"{spelling!r} ends in choices that cannot be read; write ?label=NAME&test=NAME") from error
+        raise ConfigError(f"{spec!r} ends in choices that cannot be read; write ?label=NAME&test=NAME") from error
     given |= {key: value for key, value in choices.items() if value is not None}
     known = [field.name for field in fields(Choices)]
     for key in given:
@@ -208,23 +213,23 @@ def _parse(spelling: str, choices: Mapping[str, str | None]) -> tuple[str, Choic
 
 
 def _package() -> Any:
-    """The `datasets` package, if it is one that executes nothing."""
+    """Return the `datasets` package, if it is one that executes nothing."""
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
             'data sets of Hugging Face need the package `datasets`: pip install "kalmanclip[huggingface]"'
         ) from error
-    if int(datasets.__version__.split(".")[0]) < OLDEST:
+    if int(datasets.__version__.split(".")[0]) < _OLDEST:
         raise ConfigError(
             f"the package `datasets` {datasets.__version__} could execute code of a data set; "
-            f'install {OLDEST}.0 or newer: pip install -U "kalmanclip[huggingface]"'
+            f'install {_OLDEST}.0 or newer: pip install -U "kalmanclip[huggingface]"'
         )
     return datasets
 
 
 def _load(name: str, chosen: Choices) -> Mapping[str, Dataset]:
-    """All splits, by name, from this computer if the name is a path, else from the Hub or its cache."""
+    """Return all splits, by name, from this computer if the name is a path, else from the Hub or its cache."""
     package = _package()
     path = Path(name).expanduser()
     if path.exists():
@@ -277,51 +282,41 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _parts(found: Mapping[str, Dataset], chosen: Choices, name: str) -> dict[str, Dataset]:
-    """The splits that are used, by part. A single split of another name is the train part."""
-    parts: dict[str, Dataset] = {}
-    for part in PARTS:
-        wanted = getattr(chosen, part)
-        if wanted is not None and wanted not in found:
-            raise ConfigError(f"{name} has no split {wanted!r}; it has {', '.join(map(str, found))}")
-        for split in (wanted,) if wanted else _SPLITS[part]:
-            if split in found and part not in parts:
-                parts[part] = found[split]
-    taken = {getattr(chosen, part) for part in PARTS} - {None}
-    for part in PARTS:  # ?test=validation takes it away from the validation part
-        if part in parts and getattr(chosen, part) is None and any(parts[part] is found[split] for split in taken):
-            del parts[part]
-    if not parts and len(found) == 1:
-        parts["train"] = next(iter(found.values()))
-    if not parts:
+def _choose_splits(found: Mapping[str, Dataset], chosen: Choices, name: str) -> dict[str, Dataset]:
+    """Return the data set's splits that serve as train, val and test. A single one of another name is train."""
+    wanted = {split: getattr(chosen, split) for split in SPLITS if getattr(chosen, split) is not None}
+    for own in wanted.values():
+        if own not in found:
+            raise ConfigError(f"{name} has no split {own!r}; it has {', '.join(map(str, found))}")
+    used: dict[str, Dataset] = {}
+    for split in SPLITS:
+        # ?test=validation takes it away from val
+        usual = [own for own in _SPLIT_NAMES[split] if own in found and own not in wanted.values()]
+        own = wanted.get(split) or next(iter(usual), None)
+        if own is not None:
+            used[split] = found[own]
+    if not used and len(found) == 1:
+        used["train"] = next(iter(found.values()))
+    if not used:
         raise ConfigError(f"{name} has the splits {', '.join(map(str, found))}; say which is which: ?train=NAME")
-    return parts
+    return used
 
 
-def _image_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
-    candidates = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
-    # Tables that were not written by `datasets` hold the bare bytes, or bytes and path.
-    candidates = candidates or [
+def _image_candidates(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns of images, or of bare bytes (or bytes and path) in tables that others wrote."""
+    typed = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
+    return typed or [
         column
         for column, feature in features.items()
         if (isinstance(feature, dict) and {"bytes", "path"} >= set(feature)) or _dtype(feature) == "binary"
     ]
-    return _pick(candidates, features, wanted, _IMAGE, "image", name)
-
-
-def _label_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
-    return _pick(_label_candidates(features), features, wanted, _LABEL, "label", name)
 
 
 def _label_candidates(features: Mapping[str, Any]) -> list[str]:
-    """Columns of classes; where none says that it is one, strings and whole numbers that are called like one."""
+    """Return the columns of classes, or else the strings and whole numbers that are called like one."""
     named = [column for column, feature in features.items() if type(feature).__name__ == "ClassLabel"]
     plain = [c for c in features if c.lower() in _LABEL and _dtype(features[c]).startswith(("string", "int", "uint"))]
     return named or plain
-
-
-def _caption_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
-    return _pick(_caption_candidates(features), features, wanted, _CAPTION, "caption", name)
 
 
 def _caption_candidates(features: Mapping[str, Any]) -> list[str]:
@@ -340,7 +335,7 @@ def _dtype(feature: Any) -> str:
 def _pick(
     candidates: list[str], features: Mapping[str, Any], wanted: str | None, usual: Sequence[str], what: str, name: str
 ) -> str:
-    """The column that was asked for, the only candidate, or the first that has a usual name."""
+    """Return the column that was asked for, the only candidate, or the first that has a usual name."""
     columns = ", ".join(features)
     if wanted is not None:
         if wanted not in features:
@@ -355,30 +350,26 @@ def _pick(
     return candidates[0]
 
 
-def _labels(split: Dataset, column: str) -> list[Any]:
-    """The labels of all rows; None where there is none."""
-    return [None if label is None or label == -1 or label == "" else label for label in split[column]]
-
-
 def _class_names(
-    given: Sequence[str] | None, named: Sequence[str] | None, rows: Mapping[str, list[Any]], name: str
+    given: Sequence[str] | None, named: Sequence[str] | None, labels: Mapping[str, list[Any]], name: str
 ) -> list[str]:
-    """The names of all classes, the same for every part."""
+    """Return the names of all classes, the same for every split."""
     if given is not None:
         if named is not None and len(given) != len(named):
             raise ConfigError(f"{len(given)} class names were given, but {name} has {len(named)} classes")
         return list(given)
     if named is not None:
         return [class_name_from_folder(label) for label in named]
-    labels = [label for part in rows.values() for label in part if label is not None]
-    return from_lists(labels, labels).class_names
+    present = [label for split in labels.values() for label in split if label is not None]
+    return from_lists(present, present).class_names
 
 
-def _images(split: Dataset, column: str, name: str, part: str, rows: Sequence[int]) -> list[ImageSource]:
-    """The images in some rows of one part, each of them read when it is needed."""
-    table = split.select_columns([column])
+def _images(table: Dataset, wanted: str | None, name: str, split: str, rows: Sequence[int]) -> list[ImageSource]:
+    """Return the images in some rows of one split, each of them read when it is needed."""
+    column = _pick(_image_candidates(table.features), table.features, wanted, _IMAGE, "image", name)
+    table = table.select_columns([column])
     if type(table.features[column]).__name__ == "Image":
         table = table.cast_column(column, _package().Image(decode=False))
     place = Path(name).expanduser()
     short = place.resolve().name if place.exists() else name  # wherever a folder lies, its images are called the same
-    return [StoredImage(table, row, f"{short}/{part}/{row}") for row in rows]
+    return [StoredImage(table, row, f"{short}/{split}/{row}") for row in rows]

@@ -1,18 +1,30 @@
-"""Data sets by name: where they lie, and their parts as labelled images."""
+"""Public data sets by name: what is known about them, and how their files on disk are read.
+
+Every module here that has a tuple `DATA_SETS` of `DataSet` adds them to the catalog; nothing else registers them.
+"""
 
 import dataclasses
 import difflib
+import importlib
 import os
+import pkgutil
 from pathlib import Path
 
-from kalmanclip.data.sets.description import DataSet
-from kalmanclip.data.sets.files import first_existing
-from kalmanclip.data.sets.split_file import read_split_file
-from kalmanclip.data.sets.table import DATA_SETS
-from kalmanclip.data.sets.views import Views
+from kalmanclip.data.catalog.base import DataSet, first_existing, read_split_file
+from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
 
-__all__ = ["DATA_SETS", "ROOT_VARIABLE", "DataSet", "Views", "data_root", "find_dataset", "load_dataset"]
+__all__ = ["DATA_SETS", "ROOT_VARIABLE", "DataSet", "catalog_key", "data_root", "find_dataset", "load_dataset"]
+
+_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+
+DATA_SETS: dict[str, DataSet] = {
+    dataset.name: dataset
+    for dataset in sorted(
+        (dataset for module in _MODULES for dataset in getattr(module, "DATA_SETS", ())), key=lambda d: d.name
+    )
+}
+"""All data sets, by name."""
 
 ROOT_VARIABLE = "KALMANCLIP_DATA"
 """The environment variable that says where data sets lie."""
@@ -23,13 +35,18 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     return Path(root if root is not None else os.environ.get(ROOT_VARIABLE) or "data").expanduser()
 
 
+def catalog_key(name: str) -> str:
+    """Return a name in the spelling of the catalog: "Oxford-Pets" is "oxford_pets"."""
+    return name.lower().replace("-", "_")
+
+
 def find_dataset(name: str) -> DataSet:
     """Return the description of a data set.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    key = name.lower().replace("-", "_")
+    key = catalog_key(name)
     if key in DATA_SETS:
         return DATA_SETS[key]
     close = difflib.get_close_matches(key, DATA_SETS, n=1)
@@ -43,12 +60,12 @@ def load_dataset(
     *,
     variant: str | None = None,
     strict: bool = True,
-) -> Views:
-    """Return the parts of a data set; no image is opened.
+) -> Splits:
+    """Return the splits of a data set; no image is opened.
 
-    The split is the first that there is of: CoOp's `split_zhou_*.json` in the data set's folder; the split that
-    the data set comes with, where a validation part that CoOp would cut out of train is cut out by us
-    (`sets.views.hold_out`); our own (`sets.views.three_way`). `Views.split` says which it was.
+    They are the first that there are of: CoOp's `split_zhou_*.json` in the data set's folder; the splits that the data
+    set comes with, where a val split that CoOp would cut out of train is cut out by us (`splits.train_val`); our
+    own (`splits.train_val_test`). `Splits.origin` says which it was.
 
     Args:
         dataset: a name of `DATA_SETS`, or a description.
@@ -71,42 +88,42 @@ def load_dataset(
             f"{known.title} was not found: there is no folder {wanted}. {known.obtain} "
             f"If it lies elsewhere, give the root or set {ROOT_VARIABLE}"
         )
-    views = _read(known, folder, _checked_variant(known, variant))
+    splits = _read(known, folder, _checked_variant(known, variant))
     if strict:
-        problems = [*incomplete(known, views), *_absent(views)]
+        problems = [*incomplete(known, splits), *_absent(splits)]
         if problems:
             raise DataError(f"{known.title} in {folder}: {problems[0]}. `kalmanclip data check {known.name}` says more")
-    return views
+    return splits
 
 
-def incomplete(dataset: DataSet, views: Views) -> list[str]:
+def incomplete(dataset: DataSet, splits: Splits) -> list[str]:
     """Return what is missing of the classes: their number, and those without images to learn from (or measure on)."""
     problems = []
-    if len(views.class_names) != dataset.classes:
-        problems.append(f"there are {len(views.class_names)} classes instead of {dataset.classes}")
-    part, images = views.parts()[0]
+    if len(splits.class_names) != dataset.classes:
+        problems.append(f"there are {len(splits.class_names)} classes instead of {dataset.classes}")
+    split, images = splits.items()[0]
     empty = [name for name, count in zip(images.class_names, images.counts(), strict=True) if count == 0]
     if empty:
         some = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        problems.append(f"{len(empty)} classes have no images in {part}: {some}")
+        problems.append(f"{len(empty)} classes have no images in {split}: {some}")
     return problems
 
 
-def _absent(views: Views) -> list[str]:
-    """Which parts begin with a file that is not there: a list without its images. Looking for all takes long."""
-    first = [(part, images.sources[0]) for part, images in views.parts() if len(images)]
-    files = [(part, Path(source)) for part, source in first if isinstance(source, str | os.PathLike)]
-    return [f"the first image of {part}, {path}, does not exist" for part, path in files if not path.exists()]
+def _absent(splits: Splits) -> list[str]:
+    """Return which splits begin with a file that is not there, as a list without its images does."""
+    first = [(split, images.sources[0]) for split, images in splits.items() if len(images)]
+    files = [(split, Path(source)) for split, source in first if isinstance(source, str | os.PathLike)]
+    return [f"the first image of {split}, {path}, does not exist" for split, path in files if not path.exists()]
 
 
-def _read(dataset: DataSet, folder: Path, variant: str | None) -> Views:
-    """By the split file if there is one, else the data set's own way."""
+def _read(dataset: DataSet, folder: Path, variant: str | None) -> Splits:
+    """Read by the split file if there is one, else the data set's own way."""
     if dataset.split_file is not None and (folder / dataset.split_file).is_file():
         images = first_existing(folder, dataset.images)
-        views = read_split_file(folder / dataset.split_file, images, dataset.rename)
+        splits = read_split_file(folder / dataset.split_file, images, dataset.rename)
     else:
-        views = dataset.read(folder, variant)
-    return dataclasses.replace(views, templates=dataset.templates)
+        splits = dataset.read(folder, variant)
+    return dataclasses.replace(splits, templates=dataset.templates)
 
 
 def _checked_variant(dataset: DataSet, variant: str | None) -> str | None:
