@@ -35,10 +35,11 @@ demo: $(READY)  ## Run the demo: fit, predict and evaluate a small example
 test: lint $(TESTS)  ## Lint, check types and run the tests
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-lint: $(READY)  ## Check style, formatting and types
+lint: $(READY)  ## Check style, formatting, types, and which folder imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: $(BENCH)  ## Run the benchmarks (times as ratios, memory); BENCH_FLAGS="--quick"
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -47,7 +48,7 @@ docs: $(DOCS)  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## Remove build output and caches (.venv stays; delete it by hand)
-	rm -rf site build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf site build dist demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are written last, so a set-up that was interrupted or failed is simply done again.

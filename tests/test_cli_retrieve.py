@@ -189,7 +189,7 @@ def test_retrieve_for_programs(folder, adapter):
     [
         (["pairs.csv", "--k", "1,x"], 2, "--k is '1,x'"),
         (["pairs.csv", "--k", "0"], 2, "at least 1"),
-        (["pairs.csv", "--part", "val"], 3, "no part 'val'; it has train and test"),
+        (["pairs.csv", "--part", "val"], 3, "no split 'val'; it has train and test"),
         (["pairs.csv", "--model", "tiny", "--adapter", "x"], 2, "not both"),
         (["pairs.txt"], 3, "not a list"),
         (["nothing.csv"], 3, "there is no list"),

@@ -37,13 +37,13 @@ def read_material(place: str) -> Material:
     Args:
         place: a folder, a .csv, .json or .jsonl list, or ``hf:`` and the name of a data set.
     """
-    from kalmanclip.data import hugging_face, lists, read_folder
+    from kalmanclip.data import hub, lists, read_folder
     from kalmanclip.data.resolve import HUB, is_list
 
     if place.startswith(HUB):
-        if hugging_face.has_captions_only(place):
+        if hub.has_captions_only(place):
             return Material(place, pairs=caption_splits(place).get("train", place))
-        views = hugging_face.read_hugging_face(place)
+        views = hub.read_hugging_face(place)
         return Material(place, _train(views, place), templates=views.templates)
     if not is_list(place):
         if Path(place).is_file():
