@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.data import trees
 
-from kalmanclip.data import LabelledImages
+from kalmanclip.data import LabelledImages, catalog
 from kalmanclip.data.catalog import DATA_SETS, data_root, find_dataset, load_dataset
 from kalmanclip.data.catalog.imagenet import imagenet_class_names, wordnet_ids
 from kalmanclip.data.splits import OURS, PUBLISHED, SPLIT_FILE, Splits, train_val, train_val_test
 from kalmanclip.errors import ConfigError, DataError
+
+DOCS = Path(__file__).parents[2] / "docs" / "datasets.md"
 
 
 def load(name, root, classes=None, **options):
@@ -323,7 +326,7 @@ def test_empty_folders(tmp_path):
 def test_descriptions_are_complete():
     import torchvision
 
-    assert len(DATA_SETS) == 21
+    assert len(DATA_SETS) == sum(len(getattr(module, "DATA_SETS", ())) for module in catalog._MODULES)  # no name twice
     for name, dataset in DATA_SETS.items():
         assert dataset.name == name
         assert dataset.licence
@@ -332,6 +335,12 @@ def test_descriptions_are_complete():
         assert dataset.variant is None or dataset.variant in dataset.variants
         assert dataset.download is None or hasattr(torchvision.datasets, dataset.download.loader)
         assert (SPLIT_FILE in dataset.counts) == (dataset.split_file is not None)
+
+
+@pytest.mark.skipif(not DOCS.is_file(), reason="there is no folder docs/")
+def test_the_docs_list_all():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(name, str(dataset.classes)) for name, dataset in DATA_SETS.items()]
 
 
 def test_prompts():
