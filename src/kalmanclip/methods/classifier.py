@@ -21,7 +21,8 @@ from kalmanclip.methods.kalman_config import KalmanConfig
 from kalmanclip.methods.predictive import linearised, precise, sampled
 from kalmanclip.prediction import SAMPLES, Averaged, Prediction, averaged, expected_softmax, fit_temper, log_score
 from kalmanclip.prediction.conformal import Calibration
-from kalmanclip.prediction.unknown import KnownImages
+from kalmanclip.prediction.prediction import Neighbors
+from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages
 
 LOW_RANK_TEMPER = {"head": 0.03, "towers": 3e-4}
 """How much of the low-rank parameters' covariance predictions average over, by their placement, unless it is fitted:
@@ -223,6 +224,96 @@ class KalmanClassifier:
             return LogitBelief(empty, empty)
         return LogitBelief(torch.cat([b.mean for b in batches]).cpu(), torch.cat([b.std for b in batches]).cpu())
 
+    @torch.no_grad()
+    def predict(
+        self,
+        images: Iterable[ImageSource],
+        *,
+        how: str = "linearised",
+        samples: int = SAMPLES,
+        coverage: float | None = None,
+        false_alarms: float = FALSE_ALARMS,
+        neighbors: int = 0,
+        zero_shot: bool = False,
+        progress: Progress = silent,
+    ) -> Prediction:
+        """Return all there is to say about images; each is decoded and encoded once.
+
+        Args:
+            images: what to predict.
+            how: the average over the belief, the integral of the paper's Bayesian prediction. 'linearised': logits are
+                drawn from the Gaussian that the belief, linearised at its mean, implies for them. 'sampled': parameters
+                are drawn, and every image is scored with each: as many passes through the adapted part. 'mean': the
+                mean alone; nothing is averaged, and nothing is epistemic.
+            samples: draws.
+            coverage: of the sets of classes; None: no sets.
+            false_alarms: the share of images like those learned from that may be called out-of-distribution.
+            neighbors: how many of the most similar training images to name, where they are known.
+            zero_shot: whether the untouched model is asked, too.
+            progress: told about reading.
+
+        Raises:
+            ConfigError: nothing was learned yet (the mean alone will do with the texts), an unknown ``how``, too few
+                samples, or sets of classes without a calibration.
+        """
+        if how not in _HOW:
+            raise ConfigError(f"how must be one of {', '.join(_HOW)}, not {how!r}.")
+        if not isinstance(samples, int) or samples < 2:
+            raise ConfigError(f"samples must be a whole number, at least 2; not {samples!r}.")
+        if not self.class_names:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        if how != "mean" and not self.fitted:
+            raise ConfigError("There is no belief yet: call fit first.")
+        if coverage is not None:
+            self.class_sets(torch.empty(0, len(self.class_names)), coverage)  # before images are read: can it be kept?
+        threshold = self.ood_threshold(false_alarms)
+        batches = self._each_batch(images, self._everything(how, samples, neighbors, zero_shot), progress)
+        prediction = Prediction.joined(self.class_names, batches)
+        if threshold is not None and prediction.ood_score is not None:
+            prediction = prediction.with_(is_ood=prediction.ood_score > threshold)
+        if coverage is not None:
+            prediction = prediction.with_(sets=self.class_sets(prediction.at_mean, coverage))
+        return prediction
+
+    def _everything(
+        self, how: str, samples: int, neighbors: int, zero_shot: bool
+    ) -> Callable[[Activations], Prediction]:
+        """How a batch is predicted, scored and compared; what does not depend on the images is done here, once."""
+        predict, known = self._predictor(how, samples), self.known
+        untouched = self._scorer(DualEncoder(self.backbone, self.config.low_rank)) if zero_shot else None
+
+        def apply(activations: Activations) -> Prediction:
+            batch = predict(activations)
+            if known is not None:
+                f = precise(self.encoder.encode_images(activations))
+                batch = batch.with_(ood_score=-known.score(f).cpu())
+                if neighbors:
+                    batch = batch.with_(neighbors=Neighbors(*(column.cpu() for column in known.nearest(f, neighbors))))
+            return batch if untouched is None else batch.with_(zero_shot=untouched(activations).cpu())
+
+        return apply
+
+    def ood_threshold(self, false_alarms: float = FALSE_ALARMS) -> float | None:
+        """The out-of-distribution score above which images are flagged; None where the method cannot say."""
+        if self.known is None or len(self.known.features) < 3:
+            return None
+        return -self.known.threshold(false_alarms).value
+
+    def class_sets(self, probabilities: Tensor, coverage: float) -> list[list[str]]:
+        """Return the sets of classes of probabilities (N, C) at the mean, the most probable class first.
+
+        Raises:
+            ConfigError: nothing was held out to calibrate on, or too little for this coverage.
+        """
+        if self.calibration is None:
+            raise ConfigError(
+                "There is nothing to make sets by: fit with calibrate (on the command line --calibrate), or call "
+                "calibrate with images that were not learned from. Learning on takes a calibration away."
+            )
+        inside = self.calibration.sets(probabilities.numpy(), coverage)
+        order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
+        return [[self.class_names[c] for c in row if members[c]] for row, members in zip(order, inside, strict=True)]
+
     def predict_distribution(
         self,
         images: Iterable[ImageSource],
@@ -230,28 +321,10 @@ class KalmanClassifier:
         samples: int = SAMPLES,
         progress: Progress = silent,
     ) -> Prediction:
-        """Class probabilities averaged over the belief: the integral of the paper's Bayesian prediction.
-
-        Args:
-            images: what to predict.
-            how: 'linearised' (logits are drawn from the Gaussian that the belief, linearised at its mean, implies for
-                them), 'sampled' (parameters are drawn, and every image is scored with each: as many passes through the
-                adapted part) or 'mean' (the mean alone: nothing is averaged, and nothing is epistemic).
-            samples: draws.
-            progress: told about reading.
-
-        Raises:
-            ConfigError: nothing was learned yet, an unknown ``how``, or too few samples.
-        """
-        if how not in _HOW:
-            raise ConfigError(f"how must be one of {', '.join(_HOW)}, not {how!r}.")
-        if not isinstance(samples, int) or samples < 2:
-            raise ConfigError(f"samples must be a whole number, at least 2; not {samples!r}.")
+        """Class probabilities averaged over the belief; see `predict`."""
         if not self.fitted:
             raise ConfigError("There is no belief yet: call fit first.")
-        with torch.no_grad():
-            batches = self._each_batch(images, self._predictor(how, samples), progress)
-        return Prediction.joined(self.class_names, batches)
+        return self.predict(images, how=how, samples=samples, progress=progress)
 
     def _predictor(self, how: str, samples: int) -> Callable[[Activations], Prediction]:
         """How a batch is predicted; what does not depend on the images is done here, once."""
