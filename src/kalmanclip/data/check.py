@@ -2,11 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from kalmanclip.data.catalog import DataSet, data_root, find_dataset, incomplete, load_dataset
@@ -16,7 +15,7 @@ from kalmanclip.errors import ConfigError, DataError, ImageError
 
 Progress = Callable[[str, int, int], None]
 
-_AT_ONCE = 1024  # images given to the threads at a time: a Ctrl-C waits for no more than these
+_CHUNK = 1024  # images given to the threads at a time: a Ctrl-C waits for no more than these
 
 
 @dataclass(frozen=True)
@@ -84,29 +83,34 @@ def check_dataset(
     folder = known.find(data_root(root))
     assert folder is not None  # load_dataset found it
     counts = _counts(known, splits)
-    problems = [f"{problem}; {_mend(known)}" for problem in incomplete(known, splits)]
-    problems += [
-        f"{count.split} has {count.found} images instead of {count.expected}; {_mend(known)}"
-        for count in counts
-        if not count.ok
-    ]
-    problems += unreadable_images(
-        [source for _, images in splits.items() for source in images.sources], decode, progress
-    )
+    wrong = [f"{c.split} has {c.found} images instead of {c.expected}" for c in counts if not c.ok]
+    again = f"remove its folder and run `kalmanclip data get {known.name}`, or unpack it again"
+    advice = again if known.download is not None else "unpack it again"
+    problems = [f"{problem}; {advice}" for problem in (*incomplete(known, splits), *wrong)]
+    sources = [source for _, images in splits.items() for source in images.sources]
+    problems += unreadable_images(sources, decode, progress)
     return Report(known.name, folder, splits.origin, len(splits.class_names), tuple(counts), tuple(problems))
 
 
 def unreadable_images(sources: list[ImageSource], decode: bool = True, progress: Progress | None = None) -> list[str]:
     """Return a sentence for every image that is missing or cannot be read; the sentence names it."""
-    examine = _undecodable if decode else _absent
+
+    def problem(source: ImageSource) -> str | None:
+        if not decode:
+            missing = isinstance(source, str | os.PathLike) and not Path(source).is_file()
+            return f"{source} does not exist; unpack the data set again" if missing else None
+        try:
+            load_image(source)
+        except ImageError as error:
+            return str(error)
+        return None
+
     found: list[str] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        done = 0
-        for chunk in _chunks(sources):
-            found += [problem for problem in pool.map(examine, chunk) if problem is not None]
-            done += len(chunk)
+        for begin in range(0, len(sources), _CHUNK):
+            found += filter(None, pool.map(problem, sources[begin : begin + _CHUNK]))
             if progress is not None:
-                progress("images", done, len(sources))
+                progress("images", min(begin + _CHUNK, len(sources)), len(sources))
     return found
 
 
@@ -161,29 +165,3 @@ def _counts(dataset: DataSet, splits: Splits) -> list[Count]:
         for names, expected in dataset.counts.get(splits.origin, {}).items()
         if any(split in sizes for split in names.split("+"))
     ]
-
-
-def _mend(dataset: DataSet) -> str:
-    if dataset.download is not None:
-        return f"remove its folder and run `kalmanclip data get {dataset.name}`, or unpack it again"
-    return "unpack it again"
-
-
-def _undecodable(source: ImageSource) -> str | None:
-    try:
-        load_image(source)
-    except ImageError as error:
-        return str(error)
-    return None
-
-
-def _absent(source: ImageSource) -> str | None:
-    if not isinstance(source, str | os.PathLike) or Path(source).is_file():
-        return None
-    return f"{source} does not exist; unpack the data set again"
-
-
-def _chunks(sources: Iterable[ImageSource]) -> Iterator[list[ImageSource]]:
-    remaining = iter(sources)
-    while chunk := list(islice(remaining, _AT_ONCE)):
-        yield chunk

@@ -93,7 +93,7 @@ def corrupt(image: Image.Image, corruption: str, severity: int, seed: str | int 
         raise ImageError(
             f"the image has {image.width} x {image.height} pixels, but corruptions need {_SMALLEST}; give a size"
         )
-    function = _package()
+    function = require_package()
     digest = hashlib.sha256(f"{seed}:{corruption}:{severity}".encode(errors="surrogateescape")).digest()
     with _seeded(int.from_bytes(digest[:4], "big")):
         pixels = function(np.asarray(image.convert("RGB")), corruption_name=corruption, severity=severity)
@@ -104,7 +104,7 @@ def corrupted(
     images: LabelledImages, corruption: str, severity: int, seed: int = 0, size: int | None = SIZE
 ) -> LabelledImages:
     """Return all images with one corruption, as ImageNet-C does to a test set."""
-    _package()  # now, not at the first image
+    require_package()  # now, not at the first image
     sources: list[ImageSource] = [CorruptedImage(source, corruption, severity, seed, size) for source in images.sources]
     return LabelledImages(sources, images.labels, images.class_names)
 
@@ -142,7 +142,7 @@ def contaminate(
             _check(corruption, severity)
     count = round(share * len(images))
     if count:
-        _package()
+        require_package()
     sources = list(images.sources)
     # Only random() is promised to give the same numbers in every Python, so nothing else is used.
     draws = [random.Random(f"{seed}:contaminate:{position}") for position in range(len(images))]
@@ -162,17 +162,12 @@ def _check(corruption: str, severity: int) -> None:
         raise ConfigError(f"severity is {severity!r}; use 1 (weak) to 5 (strong)")
 
 
-def require_package() -> None:
-    """Say early, before other work, that the optional package is missing.
+def require_package() -> Callable[..., np.ndarray]:
+    """Return the one function of the optional package; call it early, before other work, to see that it is there.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is not installed.
     """
-    _package()
-
-
-def _package() -> Callable[..., np.ndarray]:
-    """The optional package's one function."""
     try:
         import imagecorruptions  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:

@@ -30,7 +30,7 @@ from kalmanclip.data.images import ImageSource, LazyImage
 from kalmanclip.data.labelled import LabelledImages, class_name_from_folder, from_lists
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, validate_templates
-from kalmanclip.data.splits import PUBLISHED, SPLITS, Splits
+from kalmanclip.data.splits import SPLITS, Splits
 from kalmanclip.errors import ConfigError, DataError, ImageError
 from kalmanclip.files import sha256_of
 
@@ -117,7 +117,7 @@ def read_hugging_face(
     if not found:
         raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?label=")
     prompts = validate_templates(templates or chosen.template or DEFAULT_TEMPLATES)
-    return Splits(found.get("train"), found.get("val"), found.get("test"), PUBLISHED, prompts)
+    return Splits(found.get("train"), found.get("val"), found.get("test"), templates=prompts)
 
 
 def read_hugging_face_captions(spec: str, **choices: str | None) -> CaptionedSplits:

@@ -6,7 +6,7 @@ import operator
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,8 +14,6 @@ from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.errors import DataError
 
 NaturalKey: TypeAlias = tuple[tuple[str | int, ...], str]
-
-_SHOWN = 20  # names listed in a message before it says how many more there are
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays element by element has no single answer
@@ -216,10 +214,10 @@ class ClassIndex:
         return f" Did you mean {self._class_names[self._labels[close[0]]]!r}?" if close else ""
 
 
-def shown(names: Sequence[str]) -> str:
+def shown(names: Sequence[str], most: int = 20, quote: Callable[[str], str] = repr) -> str:
     """Return a list of names for a message, cut short if it is long."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(repr(name) for name in names[:_SHOWN]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(quote, names[:most])) + more
 
 
 def natural_key(name: str) -> NaturalKey:

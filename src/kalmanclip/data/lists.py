@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from kalmanclip.data.folder import read_text
 from kalmanclip.data.images import ImageSource
-from kalmanclip.data.labelled import from_lists
+from kalmanclip.data.labelled import from_lists, shown
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
-from kalmanclip.data.splits import PUBLISHED, SPLITS, Splits
+from kalmanclip.data.splits import Splits
 from kalmanclip.errors import DataError
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
@@ -21,7 +21,6 @@ Row: TypeAlias = tuple[str, dict[str, Any]]
 _IMAGE, _LABEL, _CAPTION = ("image", "path"), ("class", "label"), ("caption", "text")
 _SPLIT = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 _SPLIT |= {"test": "test", "testing": "test"}
-_MISSING_SHOWN = 5
 
 
 def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> Splits:
@@ -46,11 +45,8 @@ def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = 
     if class_names is not None and all(isinstance(label, str) and label.isdecimal() for label in labels):
         labels = [int(label) for label in labels]
     everything = from_lists(sources, labels, class_names)
-    members: dict[str, list[int]] = {}
-    for position, row in enumerate(rows):
-        members.setdefault(_split(row), []).append(position)
-    train, val, test = (everything.subset(members[split]) if split in members else None for split in SPLITS)
-    return Splits(train, val, test, PUBLISHED)
+    found = {split: everything.subset(own) for split, own in _positions(rows).items()}
+    return Splits(found.get("train"), found.get("val"), found.get("test"))
 
 
 def read_captions(path: str | os.PathLike[str], split: str | None = None) -> CaptionedImages:
@@ -72,10 +68,7 @@ def read_caption_splits(path: str | os.PathLike[str]) -> CaptionedSplits:
     place = Path(path)
     rows = _rows(place)
     pairs = _pairs(place, rows)
-    members: dict[str, list[int]] = {}
-    for position, row in enumerate(rows):
-        members.setdefault(_split(row), []).append(position)
-    return CaptionedSplits(**{split: pairs.subset(positions) for split, positions in members.items()})
+    return CaptionedSplits(**{split: pairs.subset(own) for split, own in _positions(rows).items()})
 
 
 def is_list(path: str | os.PathLike[str]) -> bool:
@@ -171,14 +164,21 @@ def _split(row: Row) -> str:
     return _SPLIT[given]
 
 
+def _positions(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Return which rows belong to each split."""
+    members: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        members.setdefault(_split(row), []).append(position)
+    return members
+
+
 def _images(place: Path, rows: Sequence[Row]) -> list[ImageSource]:
     """Return the images' paths, all of which must exist."""
     paths = [place.parent / str(_column(row, _IMAGE)) for row in rows]
     missing = [f"{path} ({row[0]})" for path, row in zip(paths, rows, strict=True) if not path.is_file()]
     if missing:
-        more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
         raise DataError(
-            f"{len(missing)} of {len(paths)} images are missing: {', '.join(missing[:_MISSING_SHOWN])}{more}. "
+            f"{len(missing)} of {len(paths)} images are missing: {shown(missing, 5, str)}. "
             "Paths count from the list's own folder"
         )
     return list(paths)

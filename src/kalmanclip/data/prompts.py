@@ -1,4 +1,4 @@
-"""Prompts: sentences with a hole, filled with class names."""
+"""Prompts: templates that are filled with class names."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +17,7 @@ def validate_templates(templates: str | Iterable[str]) -> tuple[str, ...]:
     if not checked:
         raise ConfigError(f"there are no prompt templates; give at least one, for example {DEFAULT_TEMPLATES[0]!r}")
     for template in checked:
-        if not isinstance(template, str) or template.count("{}") != 1 or _has_other_braces(template):
+        if not isinstance(template, str) or "{}" not in template or set("{}") & set(template.replace("{}", "", 1)):
             raise ConfigError(
                 f"the prompt template {template!r} must contain {{}} exactly once, where the class name "
                 f"goes, and no other braces; for example {DEFAULT_TEMPLATES[0]!r}"
@@ -34,8 +34,3 @@ def class_prompts(templates: str | Iterable[str], class_names: Sequence[str]) ->
     """Return the prompts of every class: C lists of T prompts, for C class names and T templates."""
     checked = validate_templates(templates)
     return [fill(checked, name) for name in class_names]
-
-
-def _has_other_braces(template: str) -> bool:
-    rest = template.replace("{}", "")
-    return "{" in rest or "}" in rest

@@ -88,7 +88,7 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
     if pair is None:
         return _read_split_folders(_existing_folder(place))
     train = read_folder(pair[0])
-    return Splits(train, None, read_folder(pair[1], train.class_names))
+    return Splits(train, test=read_folder(pair[1], train.class_names))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from kalmanclip.data.labelled import LabelledImages, class_members, shown
 from kalmanclip.errors import ConfigError, DataError
 
 _NAME = re.compile(r"shot(\d+)_seed(\d+)\.txt")
-_MISSING_SHOWN = 5
 
 
 def sample_shots(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> LabelledImages:
@@ -151,9 +150,8 @@ def _read(path: Path, known: Mapping[str, int]) -> ShotList:
         raise DataError(f"the shot list {path} is empty; write one image per line, or remove it")
     missing = [line for line in lines if line not in known]
     if missing:
-        more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
         raise DataError(
-            f"the shot list {path} names {len(missing)} images that are not in train/: "
-            f"{', '.join(missing[:_MISSING_SHOWN])}{more}. Its lines are paths under train/, such as cat/1.jpg"
+            f"the shot list {path} names {len(missing)} images that are not in train/: {shown(missing, 5, str)}. "
+            "Its lines are paths under train/, such as cat/1.jpg"
         )
     return ShotList(path.name, tuple(known[line] for line in lines))

@@ -41,9 +41,9 @@ class Splits:
         shot_lists: which images of train are the few shots of each seed, where somebody published that.
     """
 
-    train: LabelledImages | None
-    val: LabelledImages | None
-    test: LabelledImages | None
+    train: LabelledImages | None = None
+    val: LabelledImages | None = None
+    test: LabelledImages | None = None
     origin: str = PUBLISHED
     templates: tuple[str, ...] = DEFAULT_TEMPLATES
     imagenet_labels: tuple[int, ...] | None = None

@@ -11,6 +11,7 @@ import pkgutil
 from pathlib import Path
 
 from kalmanclip.data.catalog.base import DataSet, first_existing, read_split_file
+from kalmanclip.data.labelled import shown
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
 
@@ -18,12 +19,9 @@ __all__ = ["DATA_SETS", "ROOT_VARIABLE", "DataSet", "catalog_key", "data_root", 
 
 _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
-DATA_SETS: dict[str, DataSet] = {
-    dataset.name: dataset
-    for dataset in sorted(
-        (dataset for module in _MODULES for dataset in getattr(module, "DATA_SETS", ())), key=lambda d: d.name
-    )
-}
+_FOUND = {dataset.name: dataset for module in _MODULES for dataset in getattr(module, "DATA_SETS", ())}
+
+DATA_SETS: dict[str, DataSet] = dict(sorted(_FOUND.items()))
 """All data sets, by name."""
 
 ROOT_VARIABLE = "KALMANCLIP_DATA"
@@ -104,8 +102,7 @@ def incomplete(dataset: DataSet, splits: Splits) -> list[str]:
     split, images = splits.items()[0]
     empty = [name for name, count in zip(images.class_names, images.counts(), strict=True) if count == 0]
     if empty:
-        some = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        problems.append(f"{len(empty)} classes have no images in {split}: {some}")
+        problems.append(f"{len(empty)} classes have no images in {split}: {shown(empty, 5)}")
     return problems
 
 
@@ -128,6 +125,6 @@ def _read(dataset: DataSet, folder: Path, variant: str | None) -> Splits:
 
 def _checked_variant(dataset: DataSet, variant: str | None) -> str | None:
     if variant is not None and variant not in dataset.variants:
-        known = ", ".join(dataset.variants[:20]) + (", ..." if len(dataset.variants) > 20 else "")
-        raise ConfigError(f"{dataset.title} has no variant {variant!r}; known: {known or 'none'}")
+        known = shown(dataset.variants, 20, str) or "none"
+        raise ConfigError(f"{dataset.title} has no variant {variant!r}; known: {known}")
     return variant if variant is not None else dataset.variant

@@ -76,7 +76,7 @@ def read_subset(folder: Path, variant: str | None) -> Splits:
     items = folder_items(folders, lambda name: labels.index(imagenet_label(name)))
     names = imagenet_class_names()
     test = make_splits([names[label] for label in labels], test=items).test
-    return Splits(None, None, test, imagenet_labels=tuple(labels))
+    return Splits(test=test, imagenet_labels=tuple(labels))
 
 
 def read_corrupted(folder: Path, variant: str | None) -> Splits:
