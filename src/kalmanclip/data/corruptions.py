@@ -65,11 +65,11 @@ class CorruptedImage(LazyImage):
 
     @property
     def identity(self) -> str:
-        """The identity of the image underneath, and what is done to it."""
+        """The identity of the image underneath and what is done to it."""
         return f"{image_identity(self.source)}:{self.corruption}:{self.severity}:{self.seed}:{self.size}"
 
     def content(self) -> str | None:
-        """The pixels underneath, what is done to them (its noise depends on the identity), and who does it."""
+        """Return the pixels underneath, what is done to them (noise depends on the identity), and by which version."""
         beneath = content_identity(self.source)
         return None if beneath is None else f"{beneath}:{self.identity}:{_package_version()}"
 

@@ -84,7 +84,7 @@ def naming(name: str, convert: Callable[[], Image.Image]) -> Image.Image:
 
 
 def _decode(stream: BinaryIO, path: Path, min_side: int | None, max_pixels: int) -> Image.Image:
-    """An open file to upright RGB."""
+    """Decode an open file to upright RGB."""
     image = _identify(stream, path)
     width, height = image.size
     if width * height > max_pixels:
@@ -239,7 +239,7 @@ def _bytes_from_values(array: np.ndarray) -> np.ndarray:
 
 
 def _grey_from_integers(image: Image.Image) -> Image.Image:
-    """16-bit values, (H, W), to RGB."""
+    """Convert 16-bit values, (H, W), to RGB."""
     values = np.asarray(image).astype(np.int32)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:

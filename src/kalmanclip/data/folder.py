@@ -77,7 +77,7 @@ def read_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     """Return image files for prediction from files, folders, or a list of both.
 
     A file is taken whatever its name; a folder stands for all images under it, in natural order. The order of
-    the arguments is kept, and so are repeats.
+    the arguments stays, and so do repeats.
 
     Raises:
         DataError: nothing was given, a path does not exist, or a folder has no images under it.

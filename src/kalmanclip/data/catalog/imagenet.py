@@ -143,7 +143,8 @@ DATA_SETS = (
         read=read_subset,
         counts={PUBLISHED: {"test": 7500}},
         licence="MIT (the list); the images belong to their owners",
-        instructions="Download imagenet-a.tar as github.com/hendrycks/natural-adv-examples says; unpack it there.",
+        instructions="Download imagenet-a.tar as github.com/hendrycks/natural-adv-examples says; unpack it under "
+        "the root.",
     ),
     DataSet(
         name="imagenet_r",
