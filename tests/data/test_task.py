@@ -1,17 +1,18 @@
-"""The few-shot split with validation: who is drawn from where, and drawing again from a record."""
+"""The few-shot task: what is drawn from where, drawing again from a record, and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from kalmanclip.data import LabelledImages, sample_shots
+from kalmanclip.data import DEFAULT_TEMPLATES, LabelledImages, sample_shots
 from kalmanclip.data.task import FewShotTask, few_shot_task
 from kalmanclip.errors import ConfigError, DataError
 
 
-def images_of(counts, prefix=""):
-    names = [f"class {i}" for i in range(len(counts))]
+def images_of(counts, prefix="", names=None):
+    names = names or [f"class {i}" for i in range(len(counts))]
     sources = [f"{prefix}{name}/{i}" for name, count in zip(names, counts, strict=True) for i in range(count)]
     return LabelledImages(sources, [label for label, count in enumerate(counts) for _ in range(count)], names)
 
@@ -28,7 +29,7 @@ def test_sizes(shots, validation):
     assert task.train.sources == sample_shots(train, shots, 1).sources == train.subset(task.draw.train).sources
 
 
-def test_without_val_part_the_rest_of_train_serves():
+def test_without_val_split_the_rest_of_train_serves():
     train = images_of([20, 6, 4])
     task = few_shot_task(train, None, None, 4, 2)
     assert task.train.counts() == [4, 4, 4]
@@ -91,3 +92,35 @@ def test_arrays_are_told_apart_by_their_pixels():
     FewShotTask.from_dict(record, LabelledImages(list(pixels.copy()), train.labels, train.class_names))
     with pytest.raises(DataError, match="not the one"):
         FewShotTask.from_dict(record, LabelledImages(list(pixels[::-1]), train.labels, train.class_names))
+
+
+def test_task_holds_what_it_is_given():
+    images = images_of([2, 2])
+    task = FewShotTask(images, validation=images.subset([0]), test=images.subset([]), templates=["a {}."], seed=3)
+    assert task.class_names == ["class 0", "class 1"]
+    assert task.templates == ("a {}.",)
+    assert task.prompts == [["a class 0."], ["a class 1."]]
+    assert task.seed == 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        task.seed = 4
+
+
+def test_task_defaults():
+    task = FewShotTask(images_of([1]))
+    assert (task.validation, task.test, task.templates) == (None, None, DEFAULT_TEMPLATES)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(["cat"], "1 classes instead of 2"), (["dog", "cat"], "class 0 is 'dog' instead of 'cat'")],
+)
+def test_splits_must_agree_on_the_classes(split, names, problem):
+    train = images_of([1, 1], names=["cat", "dog"])
+    with pytest.raises(DataError, match=f"the {split} images .*{problem}"):
+        FewShotTask(train, **{split: images_of([1] * len(names), names=names)})
+
+
+def test_templates_are_checked():
+    with pytest.raises(ConfigError):
+        FewShotTask(images_of([1]), templates=("no hole",))

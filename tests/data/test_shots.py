@@ -1,6 +1,5 @@
-"""The few-shot task and the drawing of shots."""
+"""Random draws of K images per class."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -8,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalmanclip.data.labelled import LabelledImages
-from kalmanclip.data.prompts import DEFAULT_TEMPLATES
 from kalmanclip.data.shots import sample_shots
-from kalmanclip.data.task import FewShotTask
-from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.errors import ConfigError
 
 
 def images_of(counts, names=None):
@@ -123,38 +120,3 @@ def test_everything():
 def test_shots_must_make_sense(shots):
     with pytest.raises(ConfigError, match="shots"):
         sample_shots(images_of([3]), shots, 1)
-
-
-# ---- FewShotTask
-
-
-def test_task_holds_its_parts():
-    images = images_of([2, 2])
-    task = FewShotTask(images, validation=images.subset([0]), test=images.subset([]), templates=["a {}."], seed=3)
-    assert task.class_names == ["class 0", "class 1"]
-    assert task.templates == ("a {}.",)
-    assert task.prompts == [["a class 0."], ["a class 1."]]
-    assert task.seed == 3
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        task.seed = 4
-
-
-def test_task_defaults():
-    task = FewShotTask(images_of([1]))
-    assert (task.validation, task.test, task.templates) == (None, None, DEFAULT_TEMPLATES)
-
-
-@pytest.mark.parametrize("view", ["validation", "test"])
-@pytest.mark.parametrize(
-    ("names", "problem"),
-    [(["cat"], "1 classes instead of 2"), (["dog", "cat"], "class 0 is 'dog' instead of 'cat'")],
-)
-def test_views_must_agree_on_the_classes(view, names, problem):
-    train = images_of([1, 1], ["cat", "dog"])
-    with pytest.raises(DataError, match=f"the {view} images .*{problem}"):
-        FewShotTask(train, **{view: images_of([1] * len(names), names)})
-
-
-def test_templates_are_checked():
-    with pytest.raises(ConfigError):
-        FewShotTask(images_of([1]), templates=("no hole",))
