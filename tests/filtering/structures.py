@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank
+from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, Kronecker, LowRankPlusDiagonal
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _kronecker(mean: Tensor, generator: torch.Generator) -> Belief:
 def _low_rank(mean: Tensor, generator: torch.Generator) -> Belief:
     n = len(mean)
     d = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
-    return LowRank(mean, d, normal(n, n, generator=generator))  # of full rank, so that nothing is truncated
+    return LowRankPlusDiagonal(mean, d, normal(n, n, generator=generator))  # of full rank, so that nothing is truncated
 
 
 def _precision_of(belief: Belief) -> Tensor:

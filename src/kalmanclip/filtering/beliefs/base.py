@@ -1,10 +1,10 @@
-"""The Gaussian belief over the parameters, whatever the structure of its covariance.
+"""The interface of a Gaussian belief over the parameters, whatever the structure of its covariance.
 
-A structure is one subclass in one file. It registers itself under a name::
+A structure is one subclass in one file of this folder. It registers itself under a name::
 
     class Diagonal(Belief, kind="diagonal"): ...
 
-and can then be made by that name (`make_belief`) and brought back from saved tensors (`restore_belief`).
+and can then be made by that name (`make_belief`) and restored from saved tensors (`restore_belief`).
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torch import Tensor
 from kalmanclip.errors import ConfigError
 
 DENSE_LIMIT = 2 * 2**30
-"""Bytes that dense blocks of a covariance may take: more is almost certainly a mistake, and ends badly."""
+"""Bytes that dense blocks of a covariance may take: more is almost certainly a mistake."""
 
 _KINDS: dict[str, type["Belief"]] = {}
 
@@ -40,7 +40,7 @@ class Belief(ABC):
 
     def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if kind is not None:  # else another way to hold the structure that it derives from
+        if kind is not None:  # None: another implementation of the structure that it derives from
             cls.kind = kind
             _KINDS[kind] = cls
 
@@ -65,7 +65,7 @@ class Belief(ABC):
         """Return `H Sigma` (m, n) for H (m, n)."""
 
     @abstractmethod
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Update the covariance after an observation.
 
         With lam = 1 this is the structure's projection of `Sigma - K H Sigma`, that is of
@@ -93,7 +93,7 @@ class Belief(ABC):
 
     @abstractmethod
     def _state(self) -> dict[str, Tensor]:
-        """The tensors that make up the state, by name, as `from_state` takes them."""
+        """Return the tensors that make up the state, by name, as `from_state` takes them."""
 
     @classmethod
     @abstractmethod
@@ -108,25 +108,25 @@ class Belief(ABC):
         """Return `H Sigma H^T` (m, m) for H (m, n)."""
         return self.times(H) @ H.mT
 
-    def summed(self, x: Tensor) -> Tensor:
-        """Return x, a sum over the parameters at hand, as the sum over all of them."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of x over all processes that share the parameters: x itself, unless the belief is sharded."""
         return x
 
     def norm(self, K: Tensor) -> Tensor:
-        """Frobenius norm of a gain K (n, m): a scalar tensor."""
+        """Return the Frobenius norm of a gain K (n, m): a scalar tensor."""
         norm: Tensor = torch.linalg.vector_norm(K)
         return norm
 
-    def move(self, step: Tensor) -> None:
-        """Add a step (n,) to the mean."""
-        self.mean.add_(step)
+    def update_mean(self, delta: Tensor) -> None:
+        """Add a change (n,) to the mean."""
+        self.mean.add_(delta)
 
     def variance(self, J: Tensor) -> Tensor:
-        """Variance `diag(J Sigma J^T)` (m,) of the linear functions J (m, n); no m x m matrix is formed."""
+        """Return the variances `diag(J Sigma J^T)` (m,) of linear functions J (m, n); no m x m matrix is formed."""
         return (self.times(J) * J).sum(1)
 
     def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Standard normal numbers (count, n) like the mean."""
+        """Return standard normal numbers (count, n) like the mean."""
         size = (count, self.mean.shape[0])
         return torch.randn(size, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
 
@@ -168,11 +168,11 @@ def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: An
     """Make a belief by the name of its structure.
 
     Args:
-        kind: "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`), "kronecker" (`rows`) or
-            "dense".
-        mean: mu_0 (n,), kept and updated in place.
+        kind: name of the structure, such as "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`),
+            "kronecker" (`rows`) or "dense".
+        mean: mu_0 (n,), updated in place.
         variance: the diagonal of Sigma_0: a number or (n,).
-        **options: what the `prior` of that structure takes.
+        **options: of the `prior` of that structure.
 
     Raises:
         ConfigError: there is no such structure, or an option is missing, unknown or has a bad value.
