@@ -19,7 +19,7 @@ from kalmanclip.filtering import (
     restore_belief,
 )
 
-from .structures import STRUCTURES, cast, groups_of, normal, positive_definite, rows_of
+from .structures import STRUCTURES, cast, normal, positive_definite
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 M, N = 3, 8
@@ -287,21 +287,12 @@ def test_low_rank_truncation_keeps_the_diagonal_of_the_precision(generator, rank
     assert belief.W.shape == (N, rank)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("dense", {}),
-        ("block", {"groups": groups_of(N)}),
-        ("low_rank", {"rank": 2}),
-        ("kronecker", {"rows": rows_of(N)}),
-        ("diagonal", {}),
-    ],
-)
-@pytest.mark.parametrize("variance", [0.25, torch.linspace(0.1, 1.0, N // rows_of(N)).repeat(rows_of(N))])
-def test_every_prior_is_diagonal(kind, options, variance):
-    mean = torch.arange(float(N))
-    belief = make_belief(kind, mean, variance, **options)
+@every_structure
+@pytest.mark.parametrize("varied", [False, True])
+def test_every_prior_is_diagonal(structure, varied):
+    mean, variance = torch.arange(float(N)), structure.prior_variance(N) if varied else 0.25
+    belief = make_belief(structure.kind, mean, variance, **structure.options(N))
     expected = torch.as_tensor(variance).expand(N)
     torch.testing.assert_close(belief.times(torch.eye(N)), torch.diag(expected))
     assert belief.mean.data_ptr() == mean.data_ptr()
-    assert restore_belief(kind, belief.state_dict()).kind == kind
+    assert restore_belief(structure.kind, belief.state_dict()).kind == structure.kind
