@@ -76,10 +76,8 @@ def _form(belief: Belief) -> tuple[object, ...]:
 
 
 def _describe(belief: Belief) -> str:
-    blocks = f" in blocks of {belief.groups}" if isinstance(belief, BlockDiagonal) else ""
-    blocks = f" in {belief.rows} rows" if isinstance(belief, Kronecker) else blocks
-    update = f" (update {belief.update!r})" if isinstance(belief, Diagonal) else ""
-    return f"{belief.kind}{update} over {belief.mean.shape[0]} parameters{blocks}"
+    options = [f", {name} {vars(belief)[name]}" for name in ("update", "groups", "rows") if name in vars(belief)]
+    return f"{belief.kind} over {belief.mean.shape[0]} parameters{''.join(options)}"
 
 
 @singledispatch
@@ -118,9 +116,7 @@ def _(prior: Kronecker, beliefs: Sequence[Kronecker], own: Sequence[Kronecker]) 
 def _(prior: Diagonal, beliefs: Sequence[Diagonal], own: Sequence[Diagonal]) -> Diagonal:
     precisions = [belief.s.double().reciprocal() for belief in (*beliefs, *own)]
     total = _positive(_sum(prior.s.double().reciprocal(), precisions))
-    pull = torch.stack(
-        [p * shift for p, shift in zip(precisions[: len(beliefs)], _shifts(prior, beliefs), strict=True)]
-    )
+    pull = torch.stack([p * shift for p, shift in zip(precisions, _shifts(prior, beliefs), strict=False)])
     return Diagonal(_moved(prior, pull.sum(dim=0) / total), total.reciprocal().to(prior.s), prior.update)
 
 

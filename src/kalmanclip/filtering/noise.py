@@ -137,7 +137,8 @@ class ObservationNoise(Noise):
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that `accept` changes; none before the first accepted batch."""
-        return [] if self.memory is None else self.memory.tensors()
+        state = {} if self.memory is None else self.memory.state_dict()
+        return [tensor for name, tensor in state.items() if name != "size"]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state as named tensors; empty before the first accepted batch."""
@@ -209,9 +210,6 @@ class _Full:
             R_k = R
         _replace(self.R, R_k, ok)
 
-    def tensors(self) -> list[Tensor]:
-        return [self.R]
-
     def state_dict(self) -> dict[str, Tensor]:
         return {"R": self.R}
 
@@ -253,9 +251,6 @@ class _Exchangeable:
         _replace(self.b, b, ok)
         self.size = max(self.size, R_k.shape[0])
 
-    def tensors(self) -> list[Tensor]:
-        return [self.a, self.b]
-
     def state_dict(self) -> dict[str, Tensor]:
         return {"a": self.a, "b": self.b, "size": torch.tensor(self.size)}
 
@@ -290,4 +285,4 @@ def _exchangeable(a: Tensor, b: Tensor, m: int) -> Tensor:
     return (a - b) * identity + b
 
 
-_MEMORY: dict[str, type[_Full] | type[_Exchangeable]] = {"full": _Full, "exchangeable": _Exchangeable}
+_MEMORY: dict[str, type[_Full | _Exchangeable]] = {"full": _Full, "exchangeable": _Exchangeable}

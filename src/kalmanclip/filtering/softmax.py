@@ -64,8 +64,7 @@ class SoftmaxBelief:
 
     def variance(self, x: Tensor, offsets: Tensor, scale: float) -> Tensor:
         """Return the variance (N, C) of the logits, without the part common to all classes (no effect on softmax)."""
-        values, Q = self._spectrum
-        precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
+        precision, Q = self._spectrum
         weights = scale**2 * (x.double() @ Q).square() @ precision.reciprocal().mT
         centred = (offsets - offsets.mean(dim=1, keepdim=True)).double()
         total: Tensor = weights + centred.square() / self.gain_precision.double()
@@ -76,18 +75,17 @@ class SoftmaxBelief:
 
         A ``generator`` lives on the CPU: the same draws on every device.
         """
-        values, Q = self._spectrum
-        precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
-        noise = torch.randn(self.mean.numel() + 1, generator=generator, dtype=torch.float64).to(values.device)
+        precision, Q = self._spectrum
+        noise = torch.randn(self.mean.numel() + 1, generator=generator, dtype=torch.float64).to(Q.device)
         away = math.sqrt(temperature) * (noise[1:].view_as(precision) / precision.sqrt()) @ Q.mT
         gain = self.gain.double() + math.sqrt(temperature) * noise[0] / self.gain_precision.double().sqrt()
         return gain.to(self.mean), self.mean + away.to(self.mean)
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return eigenvalues (d,) and eigenvectors (d, d) of the gram matrix."""
+        """Return eigenvalues (C, d) of the precisions, and the eigenvectors (d, d) that they share."""
         values, Q = torch.linalg.eigh(self.gram.double())
-        return values, Q
+        return self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0), Q
 
     def select_classes(self, rows: list[int | None]) -> SoftmaxBelief:
         """Return the belief about other classes: row c is old class ``rows[c]``, or a new one if None.

@@ -13,7 +13,6 @@ with the same bits on every rank, and one error, `RankError`, for a rank that di
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError, NumericalError, RankError
-from kalmanclip.filtering.beliefs.base import Belief, prior_variance
-from kalmanclip.filtering.beliefs.diagonal import UPDATES, Diagonal
+from kalmanclip.filtering.beliefs.base import Belief
+from kalmanclip.filtering.beliefs.diagonal import Diagonal
 from kalmanclip.filtering.observation import Observation
 
 TIMEOUT = 600.0
@@ -155,11 +154,6 @@ class Ranks:
             ) from error
 
 
-def local_size() -> int:
-    """Return the number of ranks on this machine."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def device_of_rank(device: str | None = None) -> str:
     """Return the device of this rank: its own GPU if there are any, unless another kind is asked for.
 
@@ -186,7 +180,8 @@ def join_ranks(device: str = "cpu", timeout: float | None = None) -> Iterator[Ra
         ConfigError: the timeout is not a positive number.
         RankError: the ranks do not find each other, or one is lost later.
     """
-    nccl = device.startswith("cuda") and local_size() <= torch.cuda.device_count()
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nccl = device.startswith("cuda") and on_this_machine <= torch.cuda.device_count()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     try:
@@ -256,22 +251,12 @@ class ShardedDiagonal(Diagonal):
         cls, mean: Tensor, variance: float | Tensor, update: str = "covariance", ranks: Ranks | None = None
     ) -> ShardedDiagonal:
         """Make the belief from the mean (n,) and the variance (a number or (n,)) of all parameters."""
-        ranks = ranks or Ranks()
-        mine = ranks.own_slice(_widths(ranks, len(mean)))
-        part = mean.detach()[mine]
-        if isinstance(variance, Tensor) and variance.ndim:
-            variance = variance[mine]
-        return cls(mean, prior_variance(part, variance), update, ranks)
+        return shard(Diagonal.prior(mean, variance, update), ranks)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], ranks: Ranks | None = None) -> ShardedDiagonal:
         """Rebuild this rank's part from the `state_dict` of a whole or a sharded belief, of however many ranks."""
-        return cls._part(state["mean"], state["s"], UPDATES[int(state["update"])], ranks)
-
-    @classmethod
-    def _part(cls, mean: Tensor, s: Tensor, update: str, ranks: Ranks | None) -> ShardedDiagonal:
-        ranks = ranks or Ranks()
-        return cls(mean, s[ranks.own_slice(_widths(ranks, len(mean)))].clone(), update, ranks)
+        return shard(Diagonal.from_state(state), ranks)
 
     def gather(self) -> Diagonal:
         """Return the whole belief, on every rank."""
@@ -326,9 +311,8 @@ class ShardedDiagonal(Diagonal):
         every = ranks.all_gather(lines, rows, "targets")
         R = None
         if brings_R:
-            R = every.new_zeros(len(every), len(every))
-            for end, m in zip(itertools.accumulate(rows), rows, strict=True):
-                R[end - m : end, end - m : end] = every[end - m : end, 2 : 2 + m]
+            parts = torch.split(every, rows)
+            R = torch.block_diag(*(part[:, 2 : 2 + len(part)] for part in parts))  # type: ignore[no-untyped-call]
         H = ranks.all_to_all(sent, rows, self.widths)
         return Observation(every[:, 0].contiguous(), every[:, 1].contiguous(), H, R)
 
@@ -393,7 +377,9 @@ def shard(belief: Belief, ranks: Ranks | None = None) -> ShardedDiagonal:
             f"a {belief.kind!r} belief cannot be sharded over several ranks, its parameters are not independent: use a "
             "diagonal one, or a single process"
         )
-    return ShardedDiagonal._part(belief.mean, belief.s, belief.update, ranks)
+    ranks = ranks or Ranks()
+    own = ranks.own_slice(_widths(ranks, len(belief.mean)))
+    return ShardedDiagonal(belief.mean, belief.s[own].clone(), belief.update, ranks)
 
 
 def _pack(H: Tensor, widths: Sequence[int]) -> Tensor:

@@ -27,8 +27,8 @@ _KINDS: dict[str, type["Belief"]] = {}
 class Belief(ABC):
     """A Gaussian `N(mu, Sigma)` over n parameters.
 
-    The constructor of a structure takes the tensors that make up its state; `prior` builds them from a
-    variance. The mean is updated in place and never replaced, so `mean` may be memory that a model reads its
+    The constructor of a structure takes the tensors that make up its state, which `tensors` names; `prior` builds them
+    from a variance. The mean is updated in place and never replaced, so it may be memory that a model reads its
     parameters from.
 
     Attributes:
@@ -36,6 +36,7 @@ class Belief(ABC):
     """
 
     kind: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]]  # the state: attributes, and in this order the arguments of the constructor
     mean: Tensor
 
     def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
@@ -91,14 +92,14 @@ class Belief(ABC):
     def marginal_variance(self) -> Tensor:
         """Return the diagonal of Sigma (n,)."""
 
-    @abstractmethod
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors that make up the state, by name, as `from_state` takes them."""
+        return {name: getattr(self, name) for name in self.tensors}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "Belief":
         """Rebuild the belief from `state_dict`. The given tensors become the state; they are not copied."""
+        return cls(*(state[name] for name in cls.tensors))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the whole state as named tensors, contiguous as file formats want them."""

@@ -1,7 +1,5 @@
 """Dense covariance: exact, quadratic in the number of parameters. For reference, and for tiny problems."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -20,6 +18,8 @@ class Dense(Belief, kind="dense"):
         mean: mu (n,).
         covariance: Sigma (n, n), symmetric positive definite.
     """
+
+    tensors = ("mean", "covariance")
 
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
         super().__init__(mean)
@@ -61,11 +61,3 @@ class Dense(Belief, kind="dense"):
     def marginal_variance(self) -> Tensor:
         """Return the diagonal of Sigma (n,)."""
         return self.covariance.diagonal().clone()
-
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "covariance": self.covariance}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "Dense":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["covariance"])

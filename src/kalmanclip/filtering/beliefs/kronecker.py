@@ -1,7 +1,6 @@
 """Kronecker covariance: a matrix of parameters whose rows are independent and share one covariance."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -38,6 +37,8 @@ class Kronecker(Belief, kind="kronecker"):
         factor: the root L (d, d).
         rows: C.
     """
+
+    tensors = ("mean", "factor")
 
     def __init__(self, mean: Tensor, factor: Tensor) -> None:
         super().__init__(mean)
@@ -111,14 +112,6 @@ class Kronecker(Belief, kind="kronecker"):
     def marginal_variance(self) -> Tensor:
         """Return the diagonal of Sigma (n,)."""
         return self.factor.square().sum(1).repeat(self.rows)
-
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "factor": self.factor}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "Kronecker":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["factor"])
 
 
 def _joint_root(A: Tensor, B: Tensor) -> Tensor:

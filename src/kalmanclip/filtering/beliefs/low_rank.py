@@ -1,7 +1,5 @@
 """Low rank plus diagonal precision, in memory linear in n: LO-FI (Chang et al. 2023)."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -24,6 +22,8 @@ class LowRankPlusDiagonal(Belief, kind="low_rank"):
         d: diagonal part of the precision (n,), positive.
         W: low-rank part of the precision (n, rank).
     """
+
+    tensors = ("mean", "d", "W")
 
     def __init__(self, mean: Tensor, d: Tensor, W: Tensor) -> None:
         super().__init__(mean)
@@ -105,11 +105,3 @@ class LowRankPlusDiagonal(Belief, kind="low_rank"):
         C = spectral(A.mT @ A, lambda x: 1 / (1 + x))
         left = (1 - ((A @ C) * A).sum(1)).clamp_min(torch.finfo(torch.float64).eps)
         return (left / self.d).to(self.mean.dtype)
-
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "d": self.d, "W": self.W}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "LowRankPlusDiagonal":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["d"], state["W"])
