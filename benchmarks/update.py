@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Options, Row, main, peak_memory, row, seconds
-from kalmanclip.filtering import KalmanFilter, Observation, Step, fused, make_belief
+from kalmanclip.filtering import KalmanFilter, Observation, Step, make_belief
+from kalmanclip.filtering.accelerated import fused_diagonal
 
 M, REFERENCE = 10, 10**6
 SWEEP = {"cpu": (10**5, 10**6, 10**7), "cuda": (10**5, 10**6, 10**7, 10**8)}
@@ -73,9 +74,9 @@ def _passes(n: int, device: str) -> dict[str, Callable[[], Tensor]]:
     mu, s, H, S_inv, e, lam, ok = _numbers(n, M, device)
     R_inv = S_inv.clone()
     return {
-        "project": lambda: fused.project(H, s),
-        "update": lambda: fused.update(mu, s, H, S_inv, e, lam, None, ok),
-        "update by precision": lambda: fused.update(mu, s, H, S_inv, e, lam, R_inv, ok),
+        "project": lambda: fused_diagonal.project(H, s),
+        "update": lambda: fused_diagonal.update(mu, s, H, S_inv, e, lam, None, ok),
+        "update by precision": lambda: fused_diagonal.update(mu, s, H, S_inv, e, lam, R_inv, ok),
     }
 
 
@@ -122,12 +123,12 @@ def predicted(n: int, m: int, device: str) -> int:
     projection is a kernel (more than 16 targets), one chunk is enough: 4 (m n + c (m + 2) + 6 m^2).
     """
     H, small = 4 * m * n, 6 * 4 * m * m
-    columns = min(n, max(1, fused.CHUNK[device] // m))
-    if device == "cpu" or m > fused.PROJECT_ROWS:
+    columns = min(n, max(1, fused_diagonal.CHUNK[device] // m))
+    if device == "cpu" or m > fused_diagonal.PROJECT_ROWS:
         return H + small + 4 * columns * (2 * m + 1)
-    if m > fused.UPDATE_ROWS:
+    if m > fused_diagonal.UPDATE_ROWS:
         return H + small + 4 * columns * (m + 2)
-    from kalmanclip.filtering import kernels
+    from kalmanclip.filtering.accelerated import triton_kernels as kernels
 
     return (
         H + small + 4 * m * m * kernels._PROJECT["programs"] * torch.cuda.get_device_properties(0).multi_processor_count

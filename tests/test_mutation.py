@@ -35,7 +35,8 @@ def test_every_room_of_the_mathematics_has_mutants():
         for path in (mutation.PACKAGE / room).glob("*.py")
         if path.name != "__init__.py"
     }
-    filtering = "kalman fast fused noise diagonal block_diagonal low_rank dense kronecker fusion softmax linalg"
+    filtering = "kalman filter noise fusion softmax linalg accelerated/fused_diagonal"
+    filtering += " beliefs/diagonal beliefs/block_diagonal beliefs/low_rank beliefs/dense beliefs/kronecker"
     wanted |= {f"filtering/{name}.py" for name in filtering.split()}
     assert wanted <= {mutant.file for mutant in MUTANTS}
 

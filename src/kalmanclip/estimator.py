@@ -59,7 +59,7 @@ class KalmanCLIP:
         precision: what the frozen towers compute in, 'float32' or 'bfloat16' (half the memory, and faster on a GPU).
             What is learned is float32 in any case. Of a loaded backbone, leave it out.
         ranks: processes that fit together, each with a `KalmanCLIP` of its own; None: this one alone. See
-            `kalmanclip.filtering.ranks.joined`.
+            `kalmanclip.filtering.accelerated.distributed.join_ranks`.
         **options: single options of `KalmanConfig`, e.g. ``seed=1``.
     """
 

@@ -1,25 +1,43 @@
 """Every covariance structure next to the dense algebra that it must agree with.
 
-A new structure needs one more entry in `STRUCTURES`: how to make one with an arbitrary state, what its
-covariance is, written out, and what its covariance should be after an observation.
+A new structure needs one more entry in `STRUCTURES`; `Structure` describes its fields.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank
+from kalmanclip.filtering import Belief, BlockDiagonal, Dense, Diagonal, Kronecker, LowRankPlusDiagonal
 
 
 @dataclass(frozen=True)
 class Structure:
+    """A structure under test.
+
+    Attributes:
+        name: the registered kind, and after a hyphen a variant.
+        make: makes one with an arbitrary state, from a mean (n,) and a generator.
+        covariance: returns its covariance, written out (n, n).
+        posterior: returns the covariance it should have after an observation, from dense (Sigma, H, R, lam).
+        options: of `make_belief`, for n parameters.
+        prior_variance: a variance (n,) that its prior can represent.
+        least_noise: how precise observations may be in float32, against a prior of about 1.
+    """
+
     name: str
     make: Callable[[Tensor, torch.Generator], Belief]
     covariance: Callable[[Belief], Tensor]
-    posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor]  # of (Sigma, H, R, lam), all dense
-    least_noise: float = 1e-9  # how precise observations may be in float32, against a prior of about 1
+    posterior: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    options: Callable[[int], dict[str, Any]] = lambda n: {}
+    prior_variance: Callable[[int], Tensor] = lambda n: torch.linspace(0.1, 1.0, n)
+    least_noise: float = 1e-9
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
 
     def __str__(self) -> str:
         return self.name
@@ -88,7 +106,7 @@ def _kronecker(mean: Tensor, generator: torch.Generator) -> Belief:
 def _low_rank(mean: Tensor, generator: torch.Generator) -> Belief:
     n = len(mean)
     d = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
-    return LowRank(mean, d, normal(n, n, generator=generator))  # of full rank, so that nothing is truncated
+    return LowRankPlusDiagonal(mean, d, normal(n, n, generator=generator))  # of full rank, so that nothing is truncated
 
 
 def _precision_of(belief: Belief) -> Tensor:
@@ -108,13 +126,22 @@ STRUCTURES = [
         _block,
         lambda belief: torch.block_diag(*[L @ L.mT for L in belief.factors]),
         lambda *args: blocks(decremented(*args)),
+        options=lambda n: {"groups": groups_of(n)},
     ),
-    Structure("low_rank", _low_rank, lambda belief: torch.linalg.inv(_precision_of(belief)), informed),
+    Structure(
+        "low_rank",
+        _low_rank,
+        lambda belief: torch.linalg.inv(_precision_of(belief)),
+        informed,
+        options=lambda n: {"rank": 2},
+    ),
     Structure(
         "kronecker",
         _kronecker,
         lambda belief: torch.block_diag(*[belief.factor @ belief.factor.mT] * belief.rows),
         lambda *args: shared_rows(torch.linalg.inv(informed(*args))),
+        options=lambda n: {"rows": rows_of(n)},
+        prior_variance=lambda n: torch.linspace(0.1, 1.0, n // rows_of(n)).repeat(rows_of(n)),
     ),
     Structure(
         "diagonal-covariance",
@@ -127,6 +154,7 @@ STRUCTURES = [
         _diagonal("precision"),
         lambda belief: torch.diag(belief.s),
         lambda *args: torch.diag(1 / torch.linalg.inv(informed(*args)).diagonal()),
+        options=lambda n: {"update": "precision"},
     ),
 ]
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, make_belief, restore_belief
+from kalmanclip.filtering import (
+    BlockDiagonal,
+    Dense,
+    Diagonal,
+    Kronecker,
+    LowRankPlusDiagonal,
+    make_belief,
+    restore_belief,
+)
 
 MEAN = torch.zeros(4)
 
@@ -12,7 +20,7 @@ MEAN = torch.zeros(4)
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("banded", {}, "unknown covariance structure 'banded'.*block, dense, diagonal, kronecker, low_rank"),
+        ("banded", {}, "unknown covariance structure 'banded'; choose one of .*dense, diagonal"),
         ("diagonal", {"update": "both"}, "covariance, precision"),
         ("diagonal", {"rank": 3}, "cannot make a 'diagonal' belief.*rank"),
         ("block", {}, "cannot make a 'block' belief.*groups"),
@@ -52,7 +60,7 @@ def test_bad_shapes_and_types():
     with pytest.raises(ConfigError, match="blocks"):
         BlockDiagonal(MEAN, [torch.ones(4, 2)])
     with pytest.raises(ConfigError, match="do not fit"):
-        LowRank(MEAN, torch.ones(4), torch.zeros(3, 2))
+        LowRankPlusDiagonal(MEAN, torch.ones(4), torch.zeros(3, 2))
     for factor in (torch.eye(3), torch.ones(4, 2), torch.ones(4), torch.tensor(1.0), torch.ones(0, 0)):
         with pytest.raises(ConfigError, match="does not fit rows of 4 parameters"):
             Kronecker(MEAN, factor)

@@ -13,13 +13,13 @@ from kalmanclip.filtering import (
     Diagonal,
     FilterConfig,
     KalmanFilter,
-    LowRank,
+    LowRankPlusDiagonal,
     Observation,
     make_belief,
     restore_belief,
 )
 
-from .structures import STRUCTURES, cast, groups_of, normal, positive_definite, rows_of
+from .structures import STRUCTURES, cast, normal, positive_definite
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 M, N = 3, 8
@@ -105,7 +105,7 @@ def test_one_step_is_the_projected_exact_update(structure, generator, lam, devic
 def test_regulation_zero_leaves_the_covariance(structure, generator):
     belief = belief_of(structure, generator)
     Sigma, H, R = structure.covariance(belief), normal(M, N, generator=generator), torch.eye(M).double()
-    belief.contract(gain(Sigma, H, R), H, H @ Sigma, R, 0.0)
+    belief.update_covariance(gain(Sigma, H, R), H, H @ Sigma, R, 0.0)
     torch.testing.assert_close(structure.covariance(belief), Sigma, **EXACT)
 
 
@@ -148,7 +148,7 @@ def test_a_broken_update_is_refused_and_changes_nothing(structure, generator):
     K, bad = gain(Sigma, H, R), H.clone()
     bad[1, 2] = math.nan
     with pytest.raises(NumericalError):
-        belief.contract(K, bad, bad @ Sigma, R, 1.0)
+        belief.update_covariance(K, bad, bad @ Sigma, R, 1.0)
     assert all(torch.equal(tensor, before[name]) for name, tensor in belief.state_dict().items())
 
 
@@ -202,7 +202,7 @@ def test_a_diagonal_variance_shrinks_at_most_to_rounding_error(rounding):
     """A gain that rounding has brought to 1 or above would make the variance zero or negative."""
     belief = Diagonal(torch.zeros(1), torch.ones(1))
     one = torch.ones(1, 1)
-    belief.contract((1 + rounding) * one, one, one, 1e-9 * one, 1.0)
+    belief.update_covariance((1 + rounding) * one, one, one, 1e-9 * one, 1.0)
     assert belief.s.item() == torch.finfo(torch.float32).eps
 
 
@@ -211,8 +211,8 @@ def test_a_diagonal_variance_does_not_underflow(update):
     tiny = torch.finfo(torch.float32).tiny
     belief = Diagonal(torch.zeros(1), 2 * tiny * torch.ones(1), update)
     one = torch.ones(1, 1)
-    belief.contract(one, one, one, tiny * one, 1.0)
-    belief.contract(one, one, one, tiny * one, 1.0)
+    belief.update_covariance(one, one, one, tiny * one, 1.0)
+    belief.update_covariance(one, one, one, tiny * one, 1.0)
     assert belief.s.item() >= tiny
 
 
@@ -274,10 +274,10 @@ def test_duplicate_rows(structure, generator):
 def test_low_rank_truncation_keeps_the_diagonal_of_the_precision(generator, rank, lam):
     d = torch.rand(N, generator=generator, dtype=torch.float64) + 0.5
     W = normal(N, rank, generator=generator)
-    belief = LowRank(torch.zeros(N).double(), d, W)
+    belief = LowRankPlusDiagonal(torch.zeros(N).double(), d, W)
     H, R = normal(M, N, generator=generator), positive_definite(M, generator)
     Sigma = torch.linalg.inv(torch.diag(d) + W @ W.mT)
-    belief.contract(gain(Sigma, H, R), H, H @ Sigma, R, lam)
+    belief.update_covariance(gain(Sigma, H, R), H, H @ Sigma, R, lam)
     exact = torch.diag(d) + W @ W.mT + lam * H.mT @ torch.linalg.inv(R) @ H
     kept = torch.diag(belief.d) + belief.W @ belief.W.mT
     torch.testing.assert_close(kept.diagonal(), exact.diagonal(), **EXACT)
@@ -287,21 +287,12 @@ def test_low_rank_truncation_keeps_the_diagonal_of_the_precision(generator, rank
     assert belief.W.shape == (N, rank)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("dense", {}),
-        ("block", {"groups": groups_of(N)}),
-        ("low_rank", {"rank": 2}),
-        ("kronecker", {"rows": rows_of(N)}),
-        ("diagonal", {}),
-    ],
-)
-@pytest.mark.parametrize("variance", [0.25, torch.linspace(0.1, 1.0, N // rows_of(N)).repeat(rows_of(N))])
-def test_every_prior_is_diagonal(kind, options, variance):
-    mean = torch.arange(float(N))
-    belief = make_belief(kind, mean, variance, **options)
+@every_structure
+@pytest.mark.parametrize("varied", [False, True])
+def test_every_prior_is_diagonal(structure, varied):
+    mean, variance = torch.arange(float(N)), structure.prior_variance(N) if varied else 0.25
+    belief = make_belief(structure.kind, mean, variance, **structure.options(N))
     expected = torch.as_tensor(variance).expand(N)
     torch.testing.assert_close(belief.times(torch.eye(N)), torch.diag(expected))
     assert belief.mean.data_ptr() == mean.data_ptr()
-    assert restore_belief(kind, belief.state_dict()).kind == kind
+    assert restore_belief(structure.kind, belief.state_dict()).kind == structure.kind

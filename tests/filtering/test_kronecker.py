@@ -53,7 +53,7 @@ def average_block(matrix, C):
 
 def contract(belief, H, R, lam=1.0):
     HS = belief.times(H)
-    belief.contract(HS.mT @ torch.linalg.inv(HS @ H.mT + R), H, HS, R, lam)
+    belief.update_covariance(HS.mT @ torch.linalg.inv(HS @ H.mT + R), H, HS, R, lam)
 
 
 def observed(belief, y, H, R, alpha=0.0):
@@ -265,9 +265,9 @@ def test_a_broken_update_changes_nothing(generator, bad):
     H, R = normal(2, 6, generator=generator), torch.eye(2).double()
     H[0, 4] = bad
     with pytest.raises(NumericalError, match="not finite"):
-        belief.contract(H.mT, H, H, R, 1.0)
+        belief.update_covariance(H.mT, H, H, R, 1.0)
     with pytest.raises(NumericalError, match="observation noise"):
-        belief.contract(H.mT, H.nan_to_num(), H, -R, 1.0)
+        belief.update_covariance(H.mT, H.nan_to_num(), H, -R, 1.0)
     single = cast(belief, torch.empty(0))
     with pytest.raises(NumericalError, match="not finite"):
         single.inflate(1e300)

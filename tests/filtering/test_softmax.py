@@ -260,17 +260,17 @@ def test_what_is_known_afterwards():
     assert (known.variance(*args) < fresh.prior.variance(*args)).all()
 
 
-def test_classes_can_be_chosen():
+def test_classes_can_be_selected():
     belief = problem(C=3).update()
-    other = belief.chosen([2, None, 0])
+    other = belief.select_classes([2, None, 0])
     assert torch.equal(other.mean[[0, 2]], belief.mean[[2, 0]])
     assert torch.equal(other.curvature[[0, 2]], belief.curvature[[2, 0]])
     assert (other.mean[1] == 0).all()
     torch.testing.assert_close(other.curvature[1], belief.curvature.mean())  # no image was the new class's either
     assert torch.equal(other.gram, belief.gram)
     assert (other.gain, other.gain_precision) == (belief.gain, belief.gain_precision)
-    assert belief.chosen([1]).mean.shape == (1, 5)  # the others are dropped
-    assert_same(belief.chosen([0, 1, 2]), belief, 0, 0)
+    assert belief.select_classes([1]).mean.shape == (1, 5)  # the others are dropped
+    assert_same(belief.select_classes([0, 1, 2]), belief, 0, 0)
 
 
 def outlier(C=2):
@@ -316,13 +316,13 @@ def test_the_order_of_images_and_of_classes_does_not_matter(size, data):
     classes = data.draw(st.permutations(range(C)))  # new class c is the old one classes[c]
     number = torch.tensor([classes.index(c) for c in range(C)])
     other = p.but(
-        prior=p.prior.chosen(list(classes)),
+        prior=p.prior.select_classes(list(classes)),
         x=p.x[images],
         offsets=p.offsets[images][:, classes],
         labels=number[p.labels[images]],
         weights=p.weights[images],
     )
-    assert_same(other.update(alpha=0.3), p.update(alpha=0.3).chosen(list(classes)))
+    assert_same(other.update(alpha=0.3), p.update(alpha=0.3).select_classes(list(classes)))
 
 
 @given(size=sizes)

@@ -44,7 +44,7 @@ def working_together(device: str | None) -> Iterator[tuple[Ranks | None, str | N
     if not several():
         yield None, device
         return
-    from kalmanclip.filtering.ranks import device_of_rank, joined
+    from kalmanclip.filtering.accelerated.distributed import device_of_rank, join_ranks
 
     if device is not None and ":" in device:
         raise ConfigError(f"Each rank has a device of its own: give {device.split(':')[0]}, not {device}.")
@@ -53,7 +53,7 @@ def working_together(device: str | None) -> Iterator[tuple[Ranks | None, str | N
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
         device = device_of_rank(device)
-        with joined(device) as ranks:
+        with join_ranks(device) as ranks:
             yield ranks, device
     finally:
         signal.signal(signal.SIGTERM, before)

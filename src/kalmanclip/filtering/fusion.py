@@ -1,15 +1,15 @@
-"""Beliefs learned apart, from the same prior, as one: the product of their Gaussians with the prior counted once.
+"""Fusion of beliefs learned separately: the product of their Gaussians with the common prior counted once.
 
-Observations that are independent given the parameters add their information, whoever has seen them. With precisions
+Observations that are independent given the parameters add their information. With precisions
 ``Lambda = Sigma^-1``, the k posteriors ``N(mu_i, Lambda_i^-1)`` of the prior ``N(mu_0, Lambda_0^-1)`` make
 
     Lambda = sum_i Lambda_i - (k - 1) Lambda_0,        mu = mu_0 + Lambda^-1 sum_i Lambda_i (mu_i - mu_0),
 
 which is ``Lambda mu = sum_i Lambda_i mu_i - (k - 1) Lambda_0 mu_0`` arranged so that little is subtracted. For linear
-observations with Gaussian noise this is the posterior of all of them together. Those who began with other precisions
-``Lambda_0i`` around the same ``mu_0`` bring ``Lambda_i - Lambda_0i``, what they have seen. The product is closed in
-every structure whose precisions form a linear space; the precision of `LowRank` goes back to its rank, as after an
-observation.
+observations with Gaussian noise this is the posterior of all of them together. Beliefs that began with other precisions
+``Lambda_0i`` around the same ``mu_0`` add ``Lambda_i - Lambda_0i``, the information of their observations. The product
+is closed in every structure whose precisions form a linear space; that of `LowRankPlusDiagonal` is truncated to its
+rank, as after an observation.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.filtering.belief import Belief
-from kalmanclip.filtering.block_diagonal import BlockDiagonal
-from kalmanclip.filtering.dense import Dense
-from kalmanclip.filtering.diagonal import Diagonal
-from kalmanclip.filtering.kronecker import Kronecker
+from kalmanclip.filtering.beliefs.base import Belief
+from kalmanclip.filtering.beliefs.block_diagonal import BlockDiagonal
+from kalmanclip.filtering.beliefs.dense import Dense
+from kalmanclip.filtering.beliefs.diagonal import Diagonal
+from kalmanclip.filtering.beliefs.kronecker import Kronecker
+from kalmanclip.filtering.beliefs.low_rank import LowRankPlusDiagonal
 from kalmanclip.filtering.linalg import check_finite, eigh, gram, spectral
-from kalmanclip.filtering.low_rank import LowRank
 
 _ADVICE = (
-    "A belief that has only learned from `prior` is never less sure than it. Give the prior that all of them began "
+    "A belief learned from `prior` is never less certain than it. Give the prior that all of them began "
     "with; beliefs that forget (process noise q > 0) may have to be fused one after the other, or not at all."
 )
 
 
 def fuse(beliefs: Sequence[Belief], prior: Belief, priors: Sequence[Belief] | None = None) -> Belief:
-    """The belief that knows what all of them know.
+    """Fuse beliefs about the same parameters into one.
 
     Everything is computed in float64. Dense, block, Kronecker and diagonal beliefs are fused exactly. A low-rank belief
     gets the exact mean; of the sum of the low-rank parts its strongest directions are kept, as many as the prior has,
@@ -42,15 +42,15 @@ def fuse(beliefs: Sequence[Belief], prior: Belief, priors: Sequence[Belief] | No
 
     Args:
         beliefs: k posteriors about the same n parameters, at least one; left as they are.
-        prior: of the result, of the same structure.
-        priors: what each of them was before its first observation, with the mean of ``prior``; None: ``prior``.
+        prior: prior of the result, of the same structure.
+        priors: each belief before its first observation, with the mean of ``prior``; None: ``prior`` for all.
 
     Returns:
         A new belief of the structure, dtype and device of the prior.
 
     Raises:
         ConfigError: there are no beliefs, or their structures or shapes differ, or the means of the priors.
-        NumericalError: the product is no Gaussian: together they know less than the prior.
+        NumericalError: the product is not a Gaussian: together the beliefs are less certain than the prior.
     """
     if not beliefs:
         raise ConfigError("there are no beliefs to fuse: give at least one")
@@ -64,22 +64,20 @@ def fuse(beliefs: Sequence[Belief], prior: Belief, priors: Sequence[Belief] | No
     if len(own) != len(beliefs) or any(_form(o) != _form(prior) for o in own):
         raise ConfigError("give one prior for each belief, of its structure, or one that all of them began with")
     if any(not torch.equal(o.mean, prior.mean) for o in own):
-        raise ConfigError("the priors have different means: beliefs that began at different places cannot be fused")
+        raise ConfigError("the priors have different means: beliefs that began at different means cannot be fused")
     return _fused(prior, beliefs, own)
 
 
 def _form(belief: Belief) -> tuple[object, ...]:
-    """What must agree: the structure, the names and shapes of its tensors, and how it is updated."""
+    """Return what must agree: the structure, the names and shapes of its tensors, and how it is updated."""
     state = belief._state()
     shapes = {name: tuple(t.shape) for name, t in state.items() if name != "W"}  # ranks may differ
     return belief.kind, tuple(shapes.items()), getattr(belief, "update", None)
 
 
 def _describe(belief: Belief) -> str:
-    blocks = f" in blocks of {belief.groups}" if isinstance(belief, BlockDiagonal) else ""
-    blocks = f" in {belief.rows} rows" if isinstance(belief, Kronecker) else blocks
-    update = f" (update {belief.update!r})" if isinstance(belief, Diagonal) else ""
-    return f"{belief.kind}{update} over {belief.mean.shape[0]} parameters{blocks}"
+    options = [f", {name} {vars(belief)[name]}" for name in ("update", "groups", "rows") if name in vars(belief)]
+    return f"{belief.kind} over {belief.mean.shape[0]} parameters{''.join(options)}"
 
 
 @singledispatch
@@ -118,15 +116,15 @@ def _(prior: Kronecker, beliefs: Sequence[Kronecker], own: Sequence[Kronecker]) 
 def _(prior: Diagonal, beliefs: Sequence[Diagonal], own: Sequence[Diagonal]) -> Diagonal:
     precisions = [belief.s.double().reciprocal() for belief in (*beliefs, *own)]
     total = _positive(_sum(prior.s.double().reciprocal(), precisions))
-    pull = torch.stack(
-        [p * shift for p, shift in zip(precisions[: len(beliefs)], _shifts(prior, beliefs), strict=True)]
-    )
+    pull = torch.stack([p * shift for p, shift in zip(precisions, _shifts(prior, beliefs), strict=False)])
     return Diagonal(_moved(prior, pull.sum(dim=0) / total), total.reciprocal().to(prior.s), prior.update)
 
 
 @_fused.register
-def _(prior: LowRank, beliefs: Sequence[LowRank], own: Sequence[LowRank]) -> LowRank:
-    """With ``Lambda = diag(d) + U diag(e) U^T``, U orthonormal: solved by Woodbury, never formed."""
+def _(
+    prior: LowRankPlusDiagonal, beliefs: Sequence[LowRankPlusDiagonal], own: Sequence[LowRankPlusDiagonal]
+) -> LowRankPlusDiagonal:
+    """Fuse with ``Lambda = diag(d) + U diag(e) U^T``, U orthonormal: solved by Woodbury, never formed."""
     d = _positive(_sum(prior.d.double(), [belief.d.double() for belief in (*beliefs, *own)]))
     parts = [(1.0, prior), *((1.0, belief) for belief in beliefs), *((-1.0, belief) for belief in own)]
     columns = torch.cat([belief.W.double() for _, belief in parts], dim=1)
@@ -155,11 +153,11 @@ def _(prior: LowRank, beliefs: Sequence[LowRank], own: Sequence[LowRank]) -> Low
     rest = _positive(d + U.square() @ dropped)
     W = U[:, -rank:] * kept.sqrt()
     W = torch.cat([W, W.new_zeros(len(W), rank - W.shape[1])], dim=1)  # fewer parameters than the rank
-    return LowRank(_moved(prior, shift), rest.to(prior.d), W.to(prior.W))
+    return LowRankPlusDiagonal(_moved(prior, shift), rest.to(prior.d), W.to(prior.W))
 
 
 def _product(prior: Tensor, precisions: list[Tensor], shifts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """``mu - mu_0`` (n,) or (n, C), and ``Lambda`` (n, n).
+    """Return ``mu - mu_0`` (n,) or (n, C), and ``Lambda`` (n, n).
 
     Args:
         prior: ``Lambda_0``.
@@ -173,23 +171,23 @@ def _product(prior: Tensor, precisions: list[Tensor], shifts: Sequence[Tensor]) 
 
 
 def _sum(prior: Tensor, precisions: Sequence[Tensor]) -> Tensor:
-    """``Lambda_0 + sum_i (Lambda_i - Lambda_0i)``, of the precisions in the order of `_product`."""
+    """Return ``Lambda_0 + sum_i (Lambda_i - Lambda_0i)``, of the precisions in the order of `_product`."""
     k = len(precisions) // 2
     return prior + torch.stack([mine - own for mine, own in zip(precisions[:k], precisions[k:], strict=True)]).sum(0)
 
 
 def _shifts(prior: Belief, beliefs: Sequence[Belief]) -> list[Tensor]:
-    """``mu_i - mu_0`` (n,), each."""
+    """Return ``mu_i - mu_0`` (n,), each."""
     return [belief.mean.to(prior.mean.device).double() - prior.mean.double() for belief in beliefs]
 
 
 def _moved(prior: Belief, shift: Tensor) -> Tensor:
-    """A new mean."""
+    """Return the new mean (n,)."""
     return check_finite((prior.mean.double() + shift).to(prior.mean), "the fused mean")
 
 
 def _precision(L: Tensor) -> Tensor:
-    """``(L L^T)^-1`` for any square root L."""
+    """Return ``(L L^T)^-1`` for any square root L."""
     inverse = torch.linalg.inv(check_finite(L, "a root of a covariance").double())
     precision: Tensor = inverse.mT @ inverse
     return precision
@@ -200,7 +198,7 @@ def _inverse(values: Tensor) -> Tensor:
 
 
 def _root(Lambda: Tensor) -> Tensor:
-    """A square root of ``Lambda^-1``: the inverse of a triangle, transposed."""
+    """Return a square root of ``Lambda^-1``: the transposed inverse of the Cholesky factor."""
     factor = _definite(Lambda)
     identity = torch.eye(len(factor)).to(factor)
     root: Tensor = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
@@ -208,7 +206,7 @@ def _root(Lambda: Tensor) -> Tensor:
 
 
 def _definite(Lambda: Tensor) -> Tensor:
-    """The lower triangular factor of a precision; no shift repairs one that is not positive."""
+    """Return the Cholesky factor of a precision; no jitter repairs one that is not positive definite."""
     check_finite(Lambda, "the fused precision")
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex((Lambda + Lambda.mT) / 2)
@@ -218,7 +216,7 @@ def _definite(Lambda: Tensor) -> Tensor:
 
 
 def _positive(precision: Tensor) -> Tensor:
-    """The same for a diagonal."""
+    """Return a diagonal precision (n,) unchanged, or raise if it is not positive."""
     if not bool((check_finite(precision, "the fused precision") > 0).all()):
         raise NumericalError(f"the fused precision is not positive. {_ADVICE}")
     return precision

@@ -1,4 +1,4 @@
-"""Small dense algebra shared by the filter: factors of symmetric matrices, and what is computed from them.
+"""Small dense linear algebra: factors of symmetric matrices, and what is computed from them.
 
 The matrices here are m x m (the size of a batch) or rank x rank; nothing in this file costs more than one
 pass over an array of n columns.
@@ -38,11 +38,11 @@ def cholesky(matrix: Tensor, what: str = "matrix") -> Tensor:
 
     A matrix that is singular up to rounding is factored with the smallest shift of its diagonal that works,
     relative to the mean of the diagonal. A pivot smaller than rounding error counts as a failure too: it is
-    noise, and dividing by it would turn noise into an answer.
+    rounding noise.
 
     Args:
         matrix: A (m, m), float32 or float64; only its symmetric part is used.
-        what: how to call the matrix in an error message.
+        what: name of the matrix in an error message.
 
     Returns:
         L (m, m), lower triangular with a positive diagonal.
@@ -76,12 +76,12 @@ def solve_lower(factor: Tensor, B: Tensor) -> Tensor:
 
 
 def mahalanobis(e: Tensor, R: Tensor) -> Tensor:
-    """Mahalanobis distance `sqrt(e^T R^-1 e)` of e (m,) under the covariance R (m, m): a scalar tensor."""
+    """Return the Mahalanobis distance `sqrt(e^T R^-1 e)` of e (m,) under the covariance R (m, m): a scalar tensor."""
     return solve_lower(cholesky(R, "the observation noise R"), e[:, None]).square().sum().sqrt()
 
 
 def log_density(e: Tensor, S: Tensor) -> Tensor:
-    """Logarithm of the Gaussian density `N(e; 0, S)` at e (m,) for a covariance S (m, m): a scalar tensor."""
+    """Return the log-density `log N(e; 0, S)` of e (m,) for a covariance S (m, m): a scalar tensor."""
     factor = cholesky(S, "the innovation covariance H Sigma H^T + R")
     half_square = solve_lower(factor, e[:, None]).square().sum() / 2
     half_log_determinant = factor.diagonal().log().sum()
@@ -104,13 +104,13 @@ def whiten(R: Tensor, H: Tensor) -> Tensor:
 
 
 def gram(A: Tensor) -> Tensor:
-    """Gram matrix `A^T A` (r, r) of a tall A (n, r), accumulated in float64 whatever the dtype of A."""
+    """Return the Gram matrix `A^T A` (r, r) of a tall A (n, r), accumulated in float64 whatever the dtype of A."""
     A = A.double()
     return A.mT @ A
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (r,), ascending, and eigenvectors (r, r) of a symmetric matrix, both in float64."""
+    """Return eigenvalues (r,), ascending, and eigenvectors (r, r) of a symmetric matrix, both in float64."""
     # torch raises an error of its own on NaN; the filter must see a NumericalError to skip the step.
     matrix = check_finite(symmetrise(matrix.double()), "a matrix to be decomposed")
     try:

@@ -1,4 +1,4 @@
-"""The filter for any `torch.nn.Module`: its parameters as one vector, its Jacobian by `torch.func`."""
+"""Observe any `torch.nn.Module`: its parameters as one vector, its Jacobian by `torch.func`."""
 
 from collections.abc import Callable
 

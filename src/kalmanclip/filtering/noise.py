@@ -1,4 +1,4 @@
-"""The observation noise R: a moving average of what the innovations show (the paper, "Robustness to OOD")."""
+"""The observation noise R: a moving average over the innovations (the paper, "Robustness to OOD")."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,23 +13,23 @@ from kalmanclip.filtering.linalg import mahalanobis
 
 STRUCTURES = ("full", "exchangeable")
 
-# The least variance, relative to the mean one, that an exchangeable R keeps in the direction of the batch
-# mean when it is carried over to a larger batch: no innovation then looks more than ten times too far away.
+# The least variance, relative to the mean one, of an exchangeable R in the direction of the batch mean when it is
+# carried over to a larger batch: no Mahalanobis distance is then more than ten times too large.
 LEAST_COMMON_VARIANCE = 1e-2
 
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """How the observation noise is estimated.
+    """Options of the estimate of the observation noise.
 
     Attributes:
         beta: forgetting factor of the moving average, in [0, 1].
         method: the current estimate, 1: `e e^T`, 2: `e e^T + H Sigma H^T` (Algorithm 1).
         initial: epsilon in `R_0 = epsilon I`. `None` measures it: the mean squared innovation of the first
             batch.
-        structure: "full" keeps one covariance per pair of positions in the batch (the paper). "exchangeable"
-            keeps one variance and one covariance common to all, since positions in a batch mean nothing; the
-            filter then does not depend on the order within a batch.
+        structure: "full" has one covariance per pair of positions in the batch (the paper). "exchangeable" has one
+            variance and one covariance common to all, since positions in a batch mean nothing; the filter then does
+            not depend on the order within a batch.
     """
 
     beta: float = 0.98
@@ -49,7 +49,7 @@ class NoiseConfig:
 
 
 class Noise(ABC):
-    """What a filter step asks of the observation noise. e is the innovation (m,)."""
+    """Interface of the observation noise to a filter step. e is the innovation (m,)."""
 
     @abstractmethod
     def previous(self, e: Tensor) -> Tensor:
@@ -63,20 +63,20 @@ class Noise(ABC):
     def accept(self, R_k: Tensor, ok: Tensor | None = None) -> None:
         """Make R_k (m, m), as `estimate` returned it, the noise of the next step.
 
-        Where `holds` says so, this changes the tensors of the state in place, and ``ok``, a 0-d boolean, may forbid it.
+        Where `holds` is true, this changes the tensors of the state in place, unless ``ok``, a 0-d boolean, is false.
         """
 
     def holds(self, m: int) -> bool:
-        """Whether the state is there already for a batch of m targets, so that `accept` changes it in place."""
+        """Return whether the state already covers a batch of m targets, so that `accept` changes it in place."""
         return True
 
     def distance(self, e: Tensor) -> Tensor:
-        """Mahalanobis distance d_M of e under R_{k-1}: a scalar tensor."""
+        """Return the Mahalanobis distance d_M of e under R_{k-1}: a scalar tensor."""
         return mahalanobis(e, self.previous(e))
 
 
 class GivenNoise(Noise):
-    """The noise R (m, m) of a likelihood that knows its own: nothing to estimate, nothing to remember."""
+    """The noise R (m, m) that a likelihood brings along: nothing to estimate, no state."""
 
     def __init__(self, R: Tensor) -> None:
         self.R = R
@@ -98,7 +98,7 @@ class ObservationNoise(Noise):
 
     Attributes:
         config: the options.
-        memory: R in the structure asked for, `None` before the first accepted batch.
+        memory: R in the structure of the options, `None` before the first accepted batch.
     """
 
     def __init__(self, config: NoiseConfig | None = None) -> None:
@@ -125,19 +125,20 @@ class ObservationNoise(Noise):
         return _MEMORY[self.config.structure].project(R_k)
 
     def accept(self, R_k: Tensor, ok: Tensor | None = None) -> None:
-        """Remember R_k (m, m)."""
+        """Make R_k (m, m) the noise of the next step."""
         if self.memory is None:
             self.memory = _MEMORY[self.config.structure].of(R_k)
         else:
             self.memory.absorb(R_k, self.config.beta, ok)
 
     def holds(self, m: int) -> bool:
-        """Not before the first accepted batch."""
+        """Return whether the state covers a batch of m targets: never before the first accepted batch."""
         return self.memory is not None and self.memory.holds(m)
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that `accept` changes; none before the first accepted batch."""
-        return [] if self.memory is None else self.memory.tensors()
+        """Return the tensors that `accept` changes; none before the first accepted batch."""
+        state = {} if self.memory is None else self.memory.state_dict()
+        return [tensor for name, tensor in state.items() if name != "size"]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state as named tensors; empty before the first accepted batch."""
@@ -159,7 +160,7 @@ class ObservationNoise(Noise):
 
 
 class _Full:
-    """R by position in the batch, for the largest batch seen."""
+    """R by position in the batch, as large as the largest batch so far."""
 
     def __init__(self, R: Tensor) -> None:
         self.R = R
@@ -177,7 +178,7 @@ class _Full:
         return self.R.shape[0]
 
     def block(self, m: int) -> Tensor:
-        """R (m, m). A larger batch than ever: the new positions are independent, with the mean variance."""
+        """Return R (m, m). Positions beyond the largest batch so far are independent, with the mean variance."""
         if m == self.size:
             return self.R
         if m < self.size:
@@ -190,12 +191,12 @@ class _Full:
         return m <= self.size
 
     def absorb(self, R_k: Tensor, beta: float, ok: Tensor | None) -> None:
-        """Take R_k as the leading block.
+        """Set the leading block to R_k.
 
-        A short batch says nothing about the later positions: they keep their block. The cross blocks cannot
-        stay as they are, or R could lose its definiteness where the leading block has shrunk; they are scaled
-        by sqrt(beta). With D = diag(sqrt(beta), ..., 1, ...) the result is then D R D plus the new estimate
-        in the leading block, a sum of positive semi-definite matrices.
+        A short batch leaves the block of the later positions unchanged. The cross blocks cannot stay as they are, or R
+        could lose its definiteness where the leading block has shrunk; they are scaled by sqrt(beta). With D =
+        diag(sqrt(beta), ..., 1, ...) the result is then D R D plus the new estimate in the leading block, a sum of
+        positive semi-definite matrices.
         """
         m = R_k.shape[0]
         if m > self.size:
@@ -208,9 +209,6 @@ class _Full:
             R[:m, :m] = R_k
             R_k = R
         _replace(self.R, R_k, ok)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.R]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"R": self.R}
@@ -235,7 +233,7 @@ class _Exchangeable:
         return _exchangeable(*_average(R), R.shape[0])
 
     def block(self, m: int) -> Tensor:
-        """R (m, m). A negative b measured on small batches is raised until R is positive definite."""
+        """Return R (m, m). A negative b measured on small batches is raised until R is positive definite."""
         b = self.b
         if m > 1:
             b = torch.maximum(b, -(1 - LEAST_COMMON_VARIANCE) * self.a / (m - 1))
@@ -245,16 +243,13 @@ class _Exchangeable:
         return m <= self.size  # the size is part of the state, and no tensor
 
     def absorb(self, R_k: Tensor, beta: float, ok: Tensor | None) -> None:
-        """Take over the averages of R_k. A batch of one says nothing about b: the correlation b / a stays."""
+        """Set a and b to the averages of R_k. A batch of one has no covariance: the correlation b / a stays."""
         a, b = _average(R_k)
         if R_k.shape[0] == 1:
             b = self.b / self.a * a  # in this order: |b / a| is at most 1, while b * a overflows where a is large
         _replace(self.a, a, ok)
         _replace(self.b, b, ok)
         self.size = max(self.size, R_k.shape[0])
-
-    def tensors(self) -> list[Tensor]:
-        return [self.a, self.b]
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"a": self.a, "b": self.b, "size": torch.tensor(self.size)}
@@ -265,7 +260,7 @@ class _Exchangeable:
 
 
 def _replace(old: Tensor, new: Tensor, ok: Tensor | None) -> None:
-    """Overwrite a tensor of the state, unless `ok`, a 0-d boolean, forbids it."""
+    """Overwrite a tensor of the state, unless `ok`, a 0-d boolean, is false."""
     if ok is None:
         old.copy_(new)
     else:
@@ -273,7 +268,7 @@ def _replace(old: Tensor, new: Tensor, ok: Tensor | None) -> None:
 
 
 def _average(R: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the diagonal and mean of the rest of R (m, m): its projection on exchangeable matrices.
+    """Return the means of the diagonal and of the rest of R (m, m): its projection on exchangeable matrices.
 
     This is the average of R over all permutations of the batch, so it is positive semi-definite as R is.
     """
@@ -290,4 +285,4 @@ def _exchangeable(a: Tensor, b: Tensor, m: int) -> Tensor:
     return (a - b) * identity + b
 
 
-_MEMORY: dict[str, type[_Full] | type[_Exchangeable]] = {"full": _Full, "exchangeable": _Exchangeable}
+_MEMORY: dict[str, type[_Full | _Exchangeable]] = {"full": _Full, "exchangeable": _Exchangeable}

@@ -1,4 +1,4 @@
-"""What the filter sees of a mini-batch: targets, predictions, and how these move with the parameters."""
+"""The observation of a mini-batch: targets, predictions and their Jacobian."""
 
 from dataclasses import dataclass
 

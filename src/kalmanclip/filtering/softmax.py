@@ -1,14 +1,14 @@
-"""Softmax regression as an iterated Kalman filter: all images at once, linearised where the mean stands still.
+"""Softmax regression as an iterated Kalman filter: all images at once, linearised at the mode of the posterior.
 
 The model: C classes, features ``x`` (d,), offsets ``o`` (C,) that are given (a zero-shot classifier's logits), and
 
     logits = gain o + scale Z x,        gain ~ N(1, 1 / gain_precision),        Z_c ~ N(Z0_c, Lambda_c^-1).
 
-Filtering the same images again and again would count them again and again. The iterated filter updates the *prior*,
-each time linearised at the mean found last. Its fixed point is the mode of the posterior, whatever curvature the update
-assumes. Repeating updates approaches that point too slowly to be told from it: where the model is sure, the true
-curvature is far below any bound. So the point is found directly, by L-BFGS in coordinates in which an undecided
-model's update (all classes equally probable) has unit covariance.
+Filtering the same images several times would count them several times. The iterated filter updates the *prior* instead,
+each time linearised at the last mean. Its fixed point is the mode of the posterior, whatever curvature the update
+assumes. Repeated updates converge too slowly: where the model is certain, the true curvature is far below any bound. So
+the mode is found directly, by L-BFGS in coordinates in which the update of a uniform model (all classes equally
+probable) has unit covariance.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ROUNDS = 200  # of five steps each, at most
 class SoftmaxBelief:
     """A Gaussian belief over the class weights ``Z`` (C, d) and the gain.
 
-    The classes are independent and class c has the precision ``Lambda_c = strength I + curvature_c gram``: what all
-    images say about ``x x^T``, weighted by how undecided the class was about them (0 before any image).
+    The classes are independent and class c has the precision ``Lambda_c = strength I + curvature_c gram``: the sum of
+    ``x x^T`` over all images, weighted by the mean ``p (1 - p)`` of the class (0 before any image).
 
     Attributes:
-        mean: of ``Z`` (C, d).
-        strength: of the prior, a number.
+        mean: mean of ``Z`` (C, d).
+        strength: precision of the prior, a number.
         gram: (d, d).
         curvature: (C,), not negative.
-        gain: its mean, ().
-        gain_precision: ().
+        gain: mean of the gain ().
+        gain_precision: precision of the gain ().
     """
 
     mean: Tensor
@@ -52,49 +52,47 @@ class SoftmaxBelief:
 
     @classmethod
     def prior(cls, classes: int, like: Tensor, strength: float, gain_std: float) -> SoftmaxBelief:
-        """The belief before any image: no weights, a gain of one. ``like``: any tensor (..., d) of its kind."""
+        """Return the belief before any image: zero weights, a gain of one; ``like`` (..., d) gives dtype and device."""
         d = like.shape[-1]
         gain_precision = like.new_tensor(1 / gain_std**2)
         zero = like.new_zeros
         return cls(zero(classes, d), strength, zero(d, d), zero(classes), like.new_ones(()), gain_precision)
 
     def logits(self, x: Tensor, offsets: Tensor, scale: float) -> Tensor:
-        """Logits (N, C) at the mean, of features (N, d) with offsets (N, C)."""
+        """Return logits (N, C) at the mean, of features (N, d) with offsets (N, C)."""
         return self.gain * offsets + scale * x @ self.mean.mT
 
     def variance(self, x: Tensor, offsets: Tensor, scale: float) -> Tensor:
-        """Variance (N, C) of the logits, up to what all classes of an image share: that moves no probability."""
-        values, Q = self._spectrum
-        precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
+        """Return the variance (N, C) of the logits, without the part common to all classes (no effect on softmax)."""
+        precision, Q = self._spectrum
         weights = scale**2 * (x.double() @ Q).square() @ precision.reciprocal().mT
         centred = (offsets - offsets.mean(dim=1, keepdim=True)).double()
         total: Tensor = weights + centred.square() / self.gain_precision.double()
         return total.to(x)
 
-    def sample(self, temper: float = 1.0, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draws a gain () and class weights (C, d), with ``temper`` times the covariance.
+    def sample(self, temperature: float = 1.0, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw a gain () and class weights (C, d), with ``temperature`` times the covariance.
 
         A ``generator`` lives on the CPU: the same draws on every device.
         """
-        values, Q = self._spectrum
-        precision = self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0)  # (C, d)
-        noise = torch.randn(self.mean.numel() + 1, generator=generator, dtype=torch.float64).to(values.device)
-        away = math.sqrt(temper) * (noise[1:].view_as(precision) / precision.sqrt()) @ Q.mT
-        gain = self.gain.double() + math.sqrt(temper) * noise[0] / self.gain_precision.double().sqrt()
+        precision, Q = self._spectrum
+        noise = torch.randn(self.mean.numel() + 1, generator=generator, dtype=torch.float64).to(Q.device)
+        away = math.sqrt(temperature) * (noise[1:].view_as(precision) / precision.sqrt()) @ Q.mT
+        gain = self.gain.double() + math.sqrt(temperature) * noise[0] / self.gain_precision.double().sqrt()
         return gain.to(self.mean), self.mean + away.to(self.mean)
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (d,) and eigenvectors (d, d) of the gram matrix."""
+        """Return eigenvalues (C, d) of the precisions, and the eigenvectors (d, d) that they share."""
         values, Q = torch.linalg.eigh(self.gram.double())
-        return values, Q
+        return self.strength + self.curvature.double().unsqueeze(1) * values.clamp_min(0), Q
 
-    def chosen(self, rows: list[int | None]) -> SoftmaxBelief:
-        """The belief about other classes: row c is old class ``rows[c]``, or a new one if None.
+    def select_classes(self, rows: list[int | None]) -> SoftmaxBelief:
+        """Return the belief about other classes: row c is old class ``rows[c]``, or a new one if None.
 
-        A new class has no weights, but it is not free either: no image so far was one of it, which says as much as it
-        said to the others. It gets their mean curvature. With none, a few images of it would claim every image's
-        common direction for it, and it would swallow the classes that had to share that direction.
+        A new class has zero weights and the mean curvature of the others: no image so far belonged to it, which is as
+        informative about it as about them. Without curvature a few images of it would claim the direction common to all
+        images, and draw images of the other classes to it.
         """
         old = torch.tensor([0 if row is None else row for row in rows], device=self.mean.device)
         known = torch.tensor([row is not None for row in rows], device=self.mean.device)
@@ -113,19 +111,19 @@ def softmax_update(
     tolerance: float = 1e-5,
     start: SoftmaxBelief | None = None,
 ) -> SoftmaxBelief:
-    """The belief after N weighted observations.
+    """Return the belief after N weighted observations.
 
     Args:
         prior: the belief before.
         x: features (N, d).
         offsets: (N, C).
         labels: (N,).
-        weights: (N,), how often each counts.
+        weights: (N,), how many observations each counts for.
         scale: of the logits.
         alpha: the paper's regulation: an observation counts ``exp(-alpha d_M)`` times, with ``d_M`` the Mahalanobis
             distance of its innovation at the mode, so that outlying images weigh less. Solved by re-weighting.
         tolerance: the search for the mode ends when five of its steps gain less, in nats per unit of weight.
-        start: where to begin, if a good guess is at hand; changes only the time it takes.
+        start: initial guess of the search; affects only its time.
 
     Raises:
         NumericalError: the numbers broke down.
@@ -142,9 +140,9 @@ def softmax_update(
 def softmax_gradient(
     belief: SoftmaxBelief, x: Tensor, offsets: Tensor, labels: Tensor, weights: Tensor, scale: float, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Derivatives of the log-likelihood at the mean, for the weights (C, d) and for the gain (); see `softmax_update`.
+    """Return the gradients of the log-likelihood at the mean: weights (C, d) and gain (); see `softmax_update`.
 
-    At the mode of a posterior they are what the prior pulls with.
+    At the mode of a posterior it is minus the gradient of the log-prior.
     """
     p = belief.logits(x, offsets, scale).softmax(dim=1)
     e = F.one_hot(labels, p.shape[1]) - p
@@ -153,7 +151,7 @@ def softmax_gradient(
 
 
 def _regulated(weights: Tensor, e: Tensor, alpha: float) -> Tensor:
-    """The weights (N,) of innovations (N, C), whitened by Boehning's bound as in the observation."""
+    """Return the regulated weights (N,) of innovations (N, C), whitened by Boehning's bound as in the observation."""
     return weights * torch.exp(-alpha * math.sqrt(2) * e.norm(dim=1))
 
 
@@ -167,20 +165,20 @@ def _mode(
     scale: float,
     tolerance: float,
 ) -> SoftmaxBelief:
-    """The prior with mean and gain at the mode of the posterior.
+    """Return the prior with mean and gain moved to the mode of the posterior.
 
     The unknowns are ``U`` and ``u`` with ``Z = Z0 + U L^-1`` and ``gain = gain_0 + u / l``, where ``L L^T`` and ``l^2``
-    are the precisions after an update of a model to which all classes are equally probable.
+    are the precisions after an update of a model in which all classes are equally probable.
     """
     (N, d), C = x.shape, offsets.shape[1]
     rows, w = torch.arange(N, device=x.device), weights.unsqueeze(1)
-    undecided = (1 - 1 / C) / C  # p (1 - p)
-    centred = offsets - offsets.mean(dim=1, keepdim=True)  # what all classes share moves no probability
-    precision = undecided * scale**2 * x.mT @ (w * x) + prior.curvature.mean() * prior.gram
+    uniform = (1 - 1 / C) / C  # p (1 - p) of equal probabilities
+    centred = offsets - offsets.mean(dim=1, keepdim=True)  # a shift of all classes changes no probability
+    precision = uniform * scale**2 * x.mT @ (w * x) + prior.curvature.mean() * prior.gram
     precision = precision + prior.strength * torch.eye(d, dtype=x.dtype, device=x.device)
     L = cholesky(precision, "the precision of the class weights")
     L_inv = solve_lower(L, torch.eye(d, dtype=x.dtype, device=x.device))
-    l_inv = (undecided * (w * centred.square()).sum() + prior.gain_precision).rsqrt()
+    l_inv = (uniform * (w * centred.square()).sum() + prior.gain_precision).rsqrt()
     x_L = scale * x @ L_inv.mT
     base = prior.gain * centred + scale * x @ prior.mean.mT
 
@@ -196,7 +194,7 @@ def _mode(
         pull = prior.strength * A + prior.curvature.unsqueeze(1) * (A @ prior.gram)
         U.grad = e.mT @ x_L + pull @ L_inv.mT
         u.grad = l_inv * ((e * centred).sum() + prior.gain_precision * away)
-        # single precision would not tell the last steps from rounding
+        # in single precision the last steps would be lost in rounding
         loss = -(weights * log_p[rows, labels]).sum(dtype=torch.float64)
         value = float(loss + (A * pull).sum(dtype=torch.float64) / 2 + prior.gain_precision * away.double() ** 2 / 2)
         if not math.isfinite(value):
@@ -219,14 +217,14 @@ def _mode(
 def _posterior(
     prior: SoftmaxBelief, mode: SoftmaxBelief, x: Tensor, offsets: Tensor, p: Tensor, weights: Tensor, scale: float
 ) -> SoftmaxBelief:
-    """Mean and gain of the mode, with the information of the images at it: each class by its own mean curvature."""
+    """Return the mode with the precision of the images added: each class by its own mean curvature."""
     w = weights.unsqueeze(1)
     gram = scale**2 * x.mT @ (w * x)
     tiny = torch.finfo(x.dtype).tiny  # all weights, or all features, may be zero
     size = w * x.square().sum(dim=1, keepdim=True)
     curvature = (size * p * (1 - p)).sum(dim=0) / size.sum().clamp_min(tiny)
     seen, new = prior.gram.trace(), gram.trace()
-    # so that no class's trace is lost or invented
+    # weighted so that the trace of every class's precision is exact
     total = (prior.curvature * seen + curvature * new) / (seen + new).clamp_min(tiny)
     spread = (p * offsets.square()).sum(dim=1) - (p * offsets).sum(dim=1).square()
     return replace(

@@ -127,7 +127,7 @@ class ClassResiduals:
         if self.belief is not None:
             row = {name: i for i, name in enumerate(self.names)}
             rows = [row.get(name) for name in names]
-            self.belief = self.belief.chosen(rows)
+            self.belief = self.belief.select_classes(rows)
             self.memory = self.memory and self.memory.chosen(rows)
         self.names, self.T = list(names), T
 

@@ -247,7 +247,7 @@ class Kalman(KalmanClassifier):
 
     def _share(self, batch: Tensor) -> Tensor:
         """This process's share of a batch (B,), or of its labels."""
-        return batch if self.ranks is None else batch[self.ranks.mine(self.ranks.shares(len(batch)))]
+        return batch if self.ranks is None else batch[self.ranks.own_slice(self.ranks.shares(len(batch)))]
 
     def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
@@ -280,7 +280,7 @@ class Kalman(KalmanClassifier):
         if len(own):
             seen = observe(self.encoder, likelihood, images, own, self._texts, len(self.templates))
             squares = seen.H.square().sum(dim=1).sum()
-        total = squares if self.ranks is None else self.ranks.summed(squares)
+        total = squares if self.ranks is None else self.ranks.all_reduce(squares)
         return float(total / len(labels))
 
     def begin(self, variance: float) -> KalmanFilter:

@@ -16,7 +16,7 @@ from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.cache import ActivationStore, Encode
 from kalmanclip.errors import ConfigError, KalmanClipError, RankError
 from kalmanclip.filtering import KalmanFilter, Ranks, Step
-from kalmanclip.filtering.sharded import sharding
+from kalmanclip.filtering.accelerated.distributed import shard
 from kalmanclip.memory import free_bytes
 from kalmanclip.methods.base import Progress
 from kalmanclip.methods.features import ENCODE_BATCH, frozen_activations
@@ -44,7 +44,7 @@ def require_shareable(config: KalmanConfig) -> None:
 def require_same(ranks: Ranks, *what: object) -> None:
     """Raises `ConfigError` on all ranks unless all were given the same (values that print what they are)."""
     digest = hashlib.sha256(repr(what).encode(errors="surrogateescape")).hexdigest()
-    if len(set(ranks.told(digest))) > 1:
+    if len(set(ranks.all_gather_text(digest))) > 1:
         raise ConfigError(
             "The ranks were not given the same images, classes, options or weights. Start all of them with one command."
         )
@@ -60,7 +60,7 @@ def failing_together(ranks: Ranks) -> Iterator[None]:
         raise
     except KalmanClipError as error:
         met = error
-    told = ranks.told("" if met is None else json.dumps([type(met).__name__, str(met)]))
+    told = ranks.all_gather_text("" if met is None else json.dumps([type(met).__name__, str(met)]))
     if met is not None:
         raise met
     for text in filter(None, told):
@@ -86,18 +86,18 @@ def shared_rows(
         Nothing, on all ranks, if one of them could not keep the columns.
     """
     sizes = ranks.shares(count, ENCODE_BATCH)
-    place = ranks.mine(sizes)
+    place = ranks.own_slice(sizes)
     columns: tuple[Tensor, ...] = ()
     with failing_together(ranks):
         if sizes[ranks.rank]:
             columns = encode(range(place.start, place.stop))
-    told = ranks.told(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
+    told = ranks.all_gather_text(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
     forms = [json.loads(text) for text, size in zip(told, sizes, strict=True) if size]
     if not all(forms):
         return ()
     if not columns:  # a rank without images learns from the others what a row looks like
         columns = tuple(torch.empty(0, *shape, dtype=getattr(torch, name), device=device) for name, *shape in forms[0])
-    return tuple(ranks.gathered(column, sizes, "activations") for column in columns)
+    return tuple(ranks.all_gather(column, sizes, "activations") for column in columns)
 
 
 class _Anew(ActivationStore):
@@ -162,14 +162,14 @@ class SharedStepper(Stepper):
     ) -> None:
         super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
         self.ranks = ranks
-        self.belief = sharding(kalman.belief, ranks)
+        self.belief = shard(kalman.belief, ranks)
         kalman.belief = self.belief
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
         """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
         shares = self.ranks.shares(len(labels))
-        seen = self._share(labels, self.ranks.mine(shares))
-        return self.kalman.step(self.belief.observing(lambda mean: self._observe(images, seen), shares))
+        seen = self._share(labels, self.ranks.own_slice(shares))
+        return self.kalman.step(self.belief.observe_distributed(lambda mean: self._observe(images, seen), shares))
 
     def _share(self, labels: Tensor, mine: slice) -> Compared:
         """What a share of a batch is compared with: the texts of the whole batch."""

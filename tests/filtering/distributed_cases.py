@@ -1,4 +1,4 @@
-"""What the ranks do in `test_sharded`: found by name in each process, so not in the test module itself."""
+"""What the ranks do in `test_distributed`: found by name in each process, so not in the test module itself."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from kalmanclip.filtering import (
     Observation,
     ObservationNoise,
     Ranks,
-    Sharded,
+    ShardedDiagonal,
 )
 
 BATCHES = (10, 10, 7, 2, 1, 10)  # on four ranks also: shares of nothing
@@ -88,15 +88,15 @@ def alone(case, dtype, spoilt=None):
 def shared(ranks, case, dtype, spoilt=None, device="cpu"):
     """The same filter, shared by the ranks."""
     batches, start = problem(case, dtype, spoilt, device)
-    kalman = kalman_filter(case, Sharded.prior(start, 0.2, case["update"], ranks))
+    kalman = kalman_filter(case, ShardedDiagonal.prior(start, 0.2, case["update"], ranks))
     return result(kalman, [step_together(kalman, x, y, "R" in case) for x, y in batches])
 
 
 def step_together(kalman, x, y, brings_R=False):
     belief = kalman.belief
     shares = belief.ranks.shares(len(x))
-    mine = belief.ranks.mine(shares)
-    return kalman.step(belief.observing(lambda mean: seen(mean, x[mine], y[mine], brings_R), shares))
+    mine = belief.ranks.own_slice(shares)
+    return kalman.step(belief.observe_distributed(lambda mean: seen(mean, x[mine], y[mine], brings_R), shares))
 
 
 def on_gpu(ranks):
@@ -120,14 +120,14 @@ def all_cases(ranks):
 def memory(ranks):
     """Parameters on this rank, bytes of its variances, and whether its means are memory of its own."""
     whole = torch.zeros(100_003)
-    belief = Sharded.prior(whole, 1.0, ranks=ranks)
+    belief = ShardedDiagonal.prior(whole, 1.0, ranks=ranks)
     inside = belief.mean.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     return len(belief.mean), belief.s.untyped_storage().nbytes(), inside
 
 
 def refusal(ranks):
     """One rank alone has variances that cannot be: all refuse, and none has changed anything."""
-    belief = Sharded.prior(torch.zeros(50), 1.0, ranks=ranks)
+    belief = ShardedDiagonal.prior(torch.zeros(50), 1.0, ranks=ranks)
     new = torch.full_like(belief.s, 0.5)
     if ranks.rank == ranks.size - 1:
         new[0] = math.inf
@@ -142,7 +142,7 @@ def resumed(ranks):
     """A filter put away in the middle by these ranks, and gone on with by a single process and by these ranks."""
     case = CASES[2]
     batches, start = problem(case, torch.float64)
-    first = kalman_filter(case, Sharded.prior(start, 0.2, case["update"], ranks))
+    first = kalman_filter(case, ShardedDiagonal.prior(start, 0.2, case["update"], ranks))
     for x, y in batches[:3]:
         step_together(first, x, y, "R" in case)
     state, noise = first.belief.state_dict(), first.noise.state_dict()
@@ -154,7 +154,7 @@ def resumed(ranks):
 
     single = again(Diagonal.from_state({k: v.clone() for k, v in state.items()}))
     steps = [single.step(lambda mean, x=x, y=y: seen(mean, x, y, "R" in case)) for x, y in batches[3:]]
-    many = again(Sharded.from_state({k: v.clone() for k, v in state.items()}, ranks))
+    many = again(ShardedDiagonal.from_state({k: v.clone() for k, v in state.items()}, ranks))
     steps_of_many = [step_together(many, x, y, "R" in case) for x, y in batches[3:]]
     return result(single, steps), result(many, steps_of_many)
 
@@ -162,10 +162,10 @@ def resumed(ranks):
 def exchanges(ranks):
     """A sum whose bits depend on the order of its addends, words, and what one step has sent."""
     g = torch.Generator().manual_seed(ranks.rank)
-    total = ranks.summed(torch.randn(100, generator=g) * 10.0 ** torch.randint(-6, 7, (100,), generator=g))
-    words = ranks.told("é" * ranks.rank)
+    total = ranks.all_reduce(torch.randn(100, generator=g) * 10.0 ** torch.randint(-6, 7, (100,), generator=g))
+    words = ranks.all_gather_text("é" * ranks.rank)
     x, y = torch.randn(8, 1, 320, generator=torch.Generator().manual_seed(0)), torch.ones(8, 1)
-    kalman = kalman_filter({}, Sharded.prior(torch.zeros(320), 0.1, ranks=ranks))
+    kalman = kalman_filter({}, ShardedDiagonal.prior(torch.zeros(320), 0.1, ranks=ranks))
     step_together(kalman, x, y)
     ranks.sent.clear()
     step_together(kalman, x, y)
@@ -177,7 +177,7 @@ def dying(ranks, how, timeout):
     ranks = Ranks(dist.new_group(timeout=timedelta(seconds=timeout)))  # coming together may take longer
     case = CASES[2]
     batches, start = problem(case, torch.float32)
-    kalman = kalman_filter(case, Sharded.prior(start, 0.2, case["update"], ranks))
+    kalman = kalman_filter(case, ShardedDiagonal.prior(start, 0.2, case["update"], ranks))
     for number, (x, y) in enumerate(batches):
         if number == 2 and ranks.rank == ranks.size - 1:
             if how == "dies":

@@ -1,4 +1,4 @@
-"""Groups of parameters (layers) that are correlated within and independent between: the decoupled filter."""
+"""Block-diagonal covariance: groups of parameters (layers) that are independent of each other, the decoupled filter."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, check_memory, prior_variance
+from kalmanclip.filtering.beliefs.base import Belief, check_inflation, check_memory, prior_variance
 from kalmanclip.filtering.linalg import check_finite, cholesky, solve_lower, spectral
 
 
@@ -50,13 +50,12 @@ class BlockDiagonal(Belief, kind="block"):
         check_inflation(q)
         if q == 0:
             return
-        self.factors = [self._inflated(factor, q) for factor in self.factors]
-
-    @staticmethod
-    def _inflated(factor: Tensor, q: float) -> Tensor:
-        block = factor @ factor.mT
-        block.diagonal().add_(q)
-        return cholesky(block, "a covariance block")
+        factors = []
+        for L in self.factors:
+            block = L @ L.mT
+            block.diagonal().add_(q)
+            factors.append(cholesky(block, "a covariance block"))
+        self.factors = factors
 
     def times(self, H: Tensor) -> Tensor:
         """Return `H Sigma` (m, n)."""
@@ -67,10 +66,10 @@ class BlockDiagonal(Belief, kind="block"):
         return torch.stack([Y.square().sum(1) for Y in self._rooted(J)]).sum(0)
 
     def _rooted(self, H: Tensor) -> list[Tensor]:
-        """The products `H_b L_b` (m, n_b)."""
+        """Return the products `H_b L_b` (m, n_b)."""
         return [H_b @ L for H_b, L in zip(torch.split(H, self.groups, dim=1), self.factors, strict=True)]
 
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Subtract in every block: `Sigma_b - lam K_b H_b Sigma_b`, on the roots and at O(n_b^2 m).
 
         With `G = sqrt(lam) S^-1/2 H_b L_b` (m, n_b) the new block is `L_b (I - G^T G) L_b^T`, and
@@ -81,7 +80,7 @@ class BlockDiagonal(Belief, kind="block"):
         eps = torch.finfo(H.dtype).eps
 
         def shrink(x: Tensor) -> Tensor:
-            # Exactly, x < 1. At 1 a direction would lose all its variance, for ever, and only by rounding.
+            # Exactly, x < 1. At 1 a direction would lose all its variance for ever, only by rounding.
             return 1 / (1 + (1 - x).clamp_min(eps).sqrt())
 
         factors = []

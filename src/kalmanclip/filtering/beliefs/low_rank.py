@@ -1,16 +1,14 @@
-"""Low rank plus diagonal precision, in constant memory: LO-FI (Chang et al. 2023)."""
-
-from collections.abc import Mapping
+"""Low rank plus diagonal precision, in memory linear in n: LO-FI (Chang et al. 2023)."""
 
 import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
+from kalmanclip.filtering.beliefs.base import Belief, check_inflation, prior_variance
 from kalmanclip.filtering.linalg import check_finite, cholesky, eigh, gram, solve_lower, spectral, whiten
 
 
-class LowRank(Belief, kind="low_rank"):
+class LowRankPlusDiagonal(Belief, kind="low_rank"):
     """Sigma^-1 = diag(d) + W W^T.
 
     With `A = D^-1/2 W` the covariance is `D^-1/2 (I + A A^T)^-1 D^-1/2`, and (Woodbury, for the square root)
@@ -25,6 +23,8 @@ class LowRank(Belief, kind="low_rank"):
         W: low-rank part of the precision (n, rank).
     """
 
+    tensors = ("mean", "d", "W")
+
     def __init__(self, mean: Tensor, d: Tensor, W: Tensor) -> None:
         super().__init__(mean)
         if d.shape != mean.shape or W.ndim != 2 or W.shape[0] != mean.shape[0]:
@@ -32,14 +32,14 @@ class LowRank(Belief, kind="low_rank"):
         self._assign(d, W)
 
     @classmethod
-    def prior(cls, mean: Tensor, variance: float | Tensor, rank: int = 10) -> "LowRank":
-        """Make the belief with a diagonal precision; `rank` directions can be learned beside it."""
+    def prior(cls, mean: Tensor, variance: float | Tensor, rank: int = 10) -> "LowRankPlusDiagonal":
+        """Make the belief with a diagonal precision; `rank` is the number of directions learned beside it."""
         if rank < 1:
             raise ConfigError(f"the rank must be at least 1, not {rank}")
         return cls(mean, 1 / prior_variance(mean, variance), mean.new_zeros(mean.shape[0], rank))
 
     def _assign(self, d: Tensor, W: Tensor) -> None:
-        """Make d (n,) and W (n, rank) the state, together with what is computed from them."""
+        """Set the state to d (n,) and W (n, rank), together with what is computed from them."""
         scale = d.rsqrt()
         A = check_finite(scale[:, None] * W, "the updated precision")
         M = spectral(gram(A), lambda x: 1 / (1 + x + (1 + x).sqrt())).to(A.dtype)
@@ -78,8 +78,8 @@ class LowRank(Belief, kind="low_rank"):
         """Return `diag(J Sigma J^T)` (m,), a sum of squares."""
         return self._root(J * self._scale).square().sum(1)
 
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
-        """Add the information `lam H^T R^-1 H`, then go back to the rank.
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+        """Add the information `lam H^T R^-1 H`, then truncate to the rank.
 
         The regulation scales the information increment here, since that is what this structure stores. Of the
         directions of `[W, sqrt(lam) H^T R^-T/2]` the strongest are kept; of the others the diagonal goes into
@@ -105,11 +105,3 @@ class LowRank(Belief, kind="low_rank"):
         C = spectral(A.mT @ A, lambda x: 1 / (1 + x))
         left = (1 - ((A @ C) * A).sum(1)).clamp_min(torch.finfo(torch.float64).eps)
         return (left / self.d).to(self.mean.dtype)
-
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "d": self.d, "W": self.W}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "LowRank":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["d"], state["W"])

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.filtering import sharing
+from tests.filtering import distributed_cases as cases
 from tests.together import DEAD, together
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import Dense, Ranks
-from kalmanclip.filtering.sharded import sharding
+from kalmanclip.filtering.accelerated.distributed import shard
 
 TOLERANCE = {"torch.float32": 1e-5, "torch.float64": 1e-10}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def answers(request, tmp_path_factory):
-    found = together(tmp_path_factory.mktemp("ranks"), request.param, sharing.all_cases)
+    found = together(tmp_path_factory.mktemp("ranks"), request.param, cases.all_cases)
     assert all(isinstance(answer, dict) for answer in found), found
     return found
 
@@ -31,10 +31,10 @@ def agree(got, wanted, tolerance):
 
 
 def test_every_filter_ends_where_the_single_process_does(answers):
-    for number, dtype, spoilt in sharing.RUNS:
-        wanted = sharing.alone(sharing.CASES[number], dtype, spoilt)
+    for number, dtype, spoilt in cases.RUNS:
+        wanted = cases.alone(cases.CASES[number], dtype, spoilt)
         # a step that one rank cannot take is skipped by all
-        assert wanted["skipped"] == [batch == spoilt for batch in range(len(sharing.BATCHES))]
+        assert wanted["skipped"] == [batch == spoilt for batch in range(len(cases.BATCHES))]
         for answer in answers:
             agree(answer["filters"][number, str(dtype), spoilt], wanted, TOLERANCE[str(dtype)])
 
@@ -64,7 +64,7 @@ def test_all_refuse_what_one_refuses(answers):
 
 
 def test_a_saved_state_goes_on_with_any_number_of_ranks(answers):
-    whole = sharing.alone(sharing.CASES[2], torch.float64)
+    whole = cases.alone(cases.CASES[2], torch.float64)
     wanted = whole | {"skipped": whole["skipped"][3:], "numbers": whole["numbers"][3:]}
     for answer in answers:
         for got in answer["resumed"]:
@@ -86,7 +86,7 @@ def test_what_is_sent_is_what_the_formula_says(answers):
 
 @pytest.mark.parametrize(("how", "timeout"), [("dies", 60.0), ("hangs", 2.0)])
 def test_a_lost_rank_ends_the_others_with_one_error(tmp_path, how, timeout):
-    *others, last = together(tmp_path, 3, sharing.dying, how, timeout)
+    *others, last = together(tmp_path, 3, cases.dying, how, timeout)
     if how == "dies":
         assert last == DEAD
     for rank, (name, text, seconds) in enumerate(others):
@@ -97,8 +97,8 @@ def test_a_lost_rank_ends_the_others_with_one_error(tmp_path, how, timeout):
 
 
 def same(found):
-    for case, got in zip(sharing.CASES, found, strict=True):
-        agree(got, sharing.alone(case, torch.float64, sharing.SPOILT), 1e-9)
+    for case, got in zip(cases.CASES, found, strict=True):
+        agree(got, cases.alone(case, torch.float64, cases.SPOILT), 1e-9)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -108,8 +108,8 @@ def test_a_single_rank(tmp_path, backend):
         pytest.skip("there is no GPU")
     dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        found = [sharing.shared(Ranks(), case, torch.float64, sharing.SPOILT, device) for case in sharing.CASES]
-        assert Ranks().told("é") == ["é"]
+        found = [cases.shared(Ranks(), case, torch.float64, cases.SPOILT, device) for case in cases.CASES]
+        assert Ranks().all_gather_text("é") == ["é"]
     finally:
         dist.destroy_process_group()
     same(found)
@@ -117,7 +117,7 @@ def test_a_single_rank(tmp_path, backend):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_two_ranks_share_a_gpu(tmp_path):
-    for found in together(tmp_path, 2, sharing.on_gpu):
+    for found in together(tmp_path, 2, cases.on_gpu):
         same(found)
 
 
@@ -127,5 +127,5 @@ def test_without_a_group_there_are_no_ranks():
 
 
 def test_only_independent_parameters_can_be_shared():
-    with pytest.raises(ConfigError, match="'dense' belief cannot be shared"):
-        sharding(Dense.prior(torch.zeros(3), 1.0), None)
+    with pytest.raises(ConfigError, match="'dense' belief cannot be sharded"):
+        shard(Dense.prior(torch.zeros(3), 1.0), None)

@@ -1,7 +1,7 @@
-"""A filter step recorded once and replayed: one launch where there were thousands.
+"""A filter step captured as a CUDA graph and replayed: one launch where there were thousands.
 
 At the batch sizes of a few shots a GPU spends most of a step waiting for the host to launch the next small kernel. A
-CUDA graph holds them all, forward and backward passes included, and is launched as one.
+CUDA graph holds them all, forward and backward passes included.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.diagonal import Diagonal
-from kalmanclip.filtering.kalman import KalmanFilter, Step
+from kalmanclip.filtering.beliefs.diagonal import Diagonal
+from kalmanclip.filtering.filter import KalmanFilter, Step
 from kalmanclip.filtering.observation import Observation
 
 WARM_UP = 3
@@ -21,13 +21,13 @@ WARM_UP = 3
 class CapturedStep:
     """`KalmanFilter.step` for batches of one shape, as a CUDA graph.
 
-    The graph reads and writes the very memory of the belief and the noise: it goes on from wherever they are, and plain
-    steps (a last, shorter batch) may be taken in between.
+    The graph reads and writes the memory of the belief and the noise, so plain steps (a last, shorter batch) may be
+    taken in between.
 
     Args:
         kalman: its belief must be diagonal and on a GPU, and it must have taken a first step: that one sets the noise.
-        observe: the mean (n,) and the inputs to the observation. It must neither wait for the device (``.item()``, a
-            shape that depends on values) nor use anything that changes but the mean and the inputs.
+        observe: maps the mean (n,) and the inputs to the observation. It must neither wait for the device (``.item()``,
+            a shape that depends on values) nor use anything that changes but the mean and the inputs.
         inputs: a first batch; all others must have its shapes and dtypes. Nothing is learned from it.
 
     Raises:
@@ -38,22 +38,22 @@ class CapturedStep:
         self.kalman = kalman
         self._inputs = tuple(t.clone() for t in inputs)
         if not self.possible(kalman):
-            raise ConfigError("only fast steps of a diagonal belief on a CUDA device can be captured")
+            raise ConfigError("only accelerated steps of a diagonal belief on a CUDA device can be captured")
         self._device = kalman.belief.mean.device
         self._state, self._settings = self._tensors(), self._options()
-        kept = [t.clone() for t in self._state]
+        saved = [t.clone() for t in self._state]
         try:
             with torch.cuda.device(self._device):
                 self._capture(lambda mean: observe(mean, *self._inputs))
         finally:
             torch.cuda.synchronize(self._device)
-            for now, before in zip(self._state, kept, strict=True):
+            for now, before in zip(self._state, saved, strict=True):
                 now.copy_(before)
 
     @staticmethod
     def possible(kalman: KalmanFilter) -> bool:
-        """Whether steps of this filter can be captured."""
-        # not of a belief that several processes share: what they tell each other cannot be captured
+        """Return whether steps of this filter can be captured."""
+        # `is`: the exchanges of a sharded belief cannot be captured
         return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and not kalman.reference
 
     def _capture(self, observe: Callable[[Tensor], Observation]) -> None:
@@ -98,13 +98,13 @@ class CapturedStep:
         return same and self._options() == self._settings
 
     def _options(self) -> tuple[object, ...]:
-        """All that is not a tensor and that a step depends on."""
+        """Return all that a step depends on and that is not a tensor."""
         belief = self.kalman.belief
         assert isinstance(belief, Diagonal)
         return self.kalman.config, self.kalman.noise.config, belief.update, self.kalman.reference
 
     def _tensors(self) -> list[Tensor]:
-        """All tensors that a step changes."""
+        """Return all tensors that a step changes."""
         belief = self.kalman.belief
         assert isinstance(belief, Diagonal)
         return [belief.mean, belief.s, *self.kalman.noise.tensors()]

@@ -1,4 +1,4 @@
-"""Independent parameters: the belief the paper uses, linear in their number (Chang et al. 2022)."""
+"""Diagonal covariance, the one the paper uses: linear in the number of parameters (Chang et al. 2022)."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import fused
-from kalmanclip.filtering.belief import Belief, check_inflation, prior_variance
+from kalmanclip.filtering.accelerated import fused_diagonal
+from kalmanclip.filtering.beliefs.base import Belief, check_inflation, prior_variance
 from kalmanclip.filtering.linalg import check_finite, whiten
 
 UPDATES = ("covariance", "precision")
@@ -39,7 +39,7 @@ class Diagonal(Belief, kind="diagonal"):
 
     @classmethod
     def prior(cls, mean: Tensor, variance: float | Tensor, update: str = "covariance") -> "Diagonal":
-        """Make the belief; `update` says how the posterior is made diagonal again."""
+        """Make the belief; `update` chooses how the posterior is made diagonal again."""
         return cls(mean, prior_variance(mean, variance), update)
 
     def inflate(self, q: float) -> None:
@@ -54,13 +54,13 @@ class Diagonal(Belief, kind="diagonal"):
 
     def project(self, H: Tensor) -> Tensor:
         """Return `H Sigma H^T` (m, m) in one pass over H (m, n)."""
-        return fused.project(H, self.s)
+        return fused_diagonal.project(H, self.s)
 
     def variance(self, J: Tensor) -> Tensor:
         """Return `diag(J Sigma J^T)` (m,)."""
         return J.square() @ self.s
 
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Shrink every variance by a factor in (0, 1]; see the class for the two updates."""
         if self.update == "covariance":
             # diag(K H Sigma) = s * diag(K H), so the update is a factor 1 - lam diag(K H). Exactly,
@@ -76,11 +76,11 @@ class Diagonal(Belief, kind="diagonal"):
         self._accept(s)
 
     def _accept(self, s: Tensor) -> None:
-        """Take over the new variances (n,), if they are finite."""
+        """Replace the variances by new ones (n,), if they are finite."""
         self.s.copy_(check_finite(s, "the updated variance"))
 
     def condition(self, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, R_inv: Tensor | None, ok: Tensor) -> Tensor:
-        """Update mean and variances in one pass over H: what `contract` does, and `mu += K e`, without making K.
+        """Update variances and mean in one pass over H: `update_covariance` and `mu += K e`, without forming K.
 
         Args:
             H: Jacobian (m, n).
@@ -93,7 +93,7 @@ class Diagonal(Belief, kind="diagonal"):
         Returns:
             The squared Frobenius norm of K, a 0-d tensor.
         """
-        return fused.update(self.mean, self.s, H, S_inv, e, lam, R_inv, ok)
+        return fused_diagonal.update(self.mean, self.s, H, S_inv, e, lam, R_inv, ok)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw parameter vectors (count, n)."""
@@ -104,7 +104,7 @@ class Diagonal(Belief, kind="diagonal"):
         return self.s.clone()
 
     def _state(self) -> dict[str, Tensor]:
-        # The update is part of the state: as its position in UPDATES, since a file of tensors holds no words.
+        # The update is part of the state: as its position in UPDATES, since a file of tensors holds no text.
         return {"mean": self.mean, "s": self.s, "update": torch.tensor(UPDATES.index(self.update))}
 
     @classmethod

@@ -1,17 +1,15 @@
-"""The full covariance: exact, quadratic in the number of parameters. For reference, and for tiny problems."""
-
-from collections.abc import Mapping
+"""Dense covariance: exact, quadratic in the number of parameters. For reference, and for tiny problems."""
 
 import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, check_memory, prior_variance
+from kalmanclip.filtering.beliefs.base import Belief, check_inflation, check_memory, prior_variance
 from kalmanclip.filtering.linalg import check_finite, cholesky, symmetrise
 
 
 class Dense(Belief, kind="dense"):
-    """Sigma as it is, updated as the textbooks do.
+    """Sigma as a full matrix, updated as in the textbooks.
 
     In float32 it loses its definiteness where observations are some 10^6 times as precise as the prior; a
     `BlockDiagonal` with a single group is the same belief, stored so that it does not.
@@ -20,6 +18,8 @@ class Dense(Belief, kind="dense"):
         mean: mu (n,).
         covariance: Sigma (n, n), symmetric positive definite.
     """
+
+    tensors = ("mean", "covariance")
 
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
         super().__init__(mean)
@@ -42,7 +42,7 @@ class Dense(Belief, kind="dense"):
         """Return `H Sigma` (m, n)."""
         return H @ self.covariance
 
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Subtract: `Sigma - lam K H Sigma`.
 
         Written as `(1 - lam) Sigma + lam Sigma'` with `Sigma'` in Joseph's form,
@@ -61,11 +61,3 @@ class Dense(Belief, kind="dense"):
     def marginal_variance(self) -> Tensor:
         """Return the diagonal of Sigma (n,)."""
         return self.covariance.diagonal().clone()
-
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "covariance": self.covariance}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "Dense":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["covariance"])

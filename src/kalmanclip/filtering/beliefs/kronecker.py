@@ -1,18 +1,17 @@
-"""A matrix of parameters whose rows are independent and share one covariance: a linear layer, class by class."""
+"""Kronecker covariance: a matrix of parameters whose rows are independent and share one covariance."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.belief import Belief, check_inflation, check_memory, prior_variance
+from kalmanclip.filtering.beliefs.base import Belief, check_inflation, check_memory, prior_variance
 from kalmanclip.filtering.linalg import check_finite, whiten
 
 
 class Kronecker(Belief, kind="kronecker"):
-    """Sigma = I_C (x) P with P = L L^T, for parameters Theta (C, d) whose mean is kept flat, row after row.
+    """Sigma = I_C (x) P with P = L L^T, for parameters Theta (C, d) whose mean is stored flat, row after row.
 
     The precision of the exact posterior p after an observation is `Lambda = I_C (x) P^-1 + H^T R^-1 H`, which is
     not of this form. Of the Gaussians `q = N(mu, I_C (x) P')` with the mean of p, this structure takes the one that
@@ -26,9 +25,10 @@ class Kronecker(Belief, kind="kronecker"):
 
         P'^-1 = P^-1 + (1/C) sum_ab (R^-1)_ab H_a^T H_b.
 
-    (`KL(p || q)` would give the average of the diagonal blocks of the covariance, which is never smaller and takes
-    all of `Lambda^-1` to compute.) So this is "precision" of `Diagonal`, with rows for entries. It is exact for C = 1,
-    and for an observation that tells every row the same about itself and nothing about its relation to the others.
+    (`KL(p || q)` would give the average of the diagonal blocks of the covariance, which is never smaller and takes all
+    of `Lambda^-1` to compute.) So this is the "precision" update of `Diagonal`, with rows for entries. It is exact for
+    C = 1, and for an observation that tells every row the same about itself and nothing about its relation to the
+    others.
 
     What is stored is a square root of P, for the reasons given at `BlockDiagonal`. It is not triangular.
 
@@ -37,6 +37,8 @@ class Kronecker(Belief, kind="kronecker"):
         factor: the root L (d, d).
         rows: C.
     """
+
+    tensors = ("mean", "factor")
 
     def __init__(self, mean: Tensor, factor: Tensor) -> None:
         super().__init__(mean)
@@ -83,15 +85,15 @@ class Kronecker(Belief, kind="kronecker"):
         return self._rooted(J).reshape(J.shape).square().sum(1)
 
     def _rooted(self, H: Tensor) -> Tensor:
-        """The products `H_a L`, one above the other: (m C, d)."""
+        """Return the products `H_a L`, one above the other: (m C, d)."""
         return H.reshape(-1, len(self.factor)) @ self.factor
 
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Add the rows' average information: `P^-1 + (lam / C) sum_ab (R^-1)_ab H_a^T H_b`, O(m n d + d^3).
 
         With G (m C, d) the rows of `sqrt(lam / C) R^-1/2 H`, times L, the new P is `L (I + G^T G)^-1 L^T`. The
         root of `I + G^T G` comes from the QR decomposition of I above G: the product itself would lose the I where
-        an observation is very precise, and with it all that was known of the directions it says nothing about.
+        an observation is very precise, and with it all that was known of the directions it does not inform.
         """
         weight = torch.as_tensor(lam, dtype=H.dtype, device=H.device).div(self.rows).sqrt()
         G = weight * self._rooted(whiten(R, H))
@@ -111,17 +113,9 @@ class Kronecker(Belief, kind="kronecker"):
         """Return the diagonal of Sigma (n,)."""
         return self.factor.square().sum(1).repeat(self.rows)
 
-    def _state(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "factor": self.factor}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "Kronecker":
-        """Rebuild the belief from `state_dict`."""
-        return cls(state["mean"], state["factor"])
-
 
 def _joint_root(A: Tensor, B: Tensor) -> Tensor:
-    """Upper triangular T (d, d) with `T^T T = A^T A + B^T B` for A and B of d columns, computed in float64.
+    """Return the upper triangular T (d, d) with `T^T T = A^T A + B^T B` for A and B of d columns, computed in float64.
 
     Neither sum nor product is formed: the condition number is that of T, not its square. A has full rank d.
     """

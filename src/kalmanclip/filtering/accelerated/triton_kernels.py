@@ -1,4 +1,4 @@
-"""The passes of `kalmanclip.filtering.fused` as Triton kernels.
+"""The passes of `fused_diagonal` as Triton kernels.
 
 A program takes blocks of columns in turn, with all m rows of H at once: m is the size of a batch, n that of a model.
 Sums over the columns (the m x m projection, the norm of the gain) are kept by each program and added up at the end, in
@@ -7,7 +7,7 @@ a fixed order, so that a step gives the same numbers every time.
 All that an update needs of a column h are quadratic forms and a product: `h^T S^-1 h`, `|S^-1 h|^2`, `e^T S^-1 h`, and
 `h^T R^-1 h`. The rows are unrolled, so that a thread holds its columns in registers and no number crosses threads.
 
-Only `kalmanclip.filtering.fused` imports this file, and only on a GPU: Triton is not everywhere, and slow to import.
+Only `fused_diagonal` imports this file, and only on a GPU: Triton is not everywhere, and slow to import.
 """
 
 # Triton has no types, and its own grammar
@@ -23,7 +23,7 @@ _UPDATE = {"columns": 512, "num_warps": 4, "programs": 16}
 
 
 def project(H: Tensor, s: Tensor) -> Tensor:
-    """`H diag(s) H^T` (m, m), as in `fused`."""
+    """Return `H diag(s) H^T` (m, m), as in `fused_diagonal`."""
     m, n = H.shape
     M = max(16, triton.next_power_of_2(m))  # rows of a matrix product in Triton; what is missing is zero
     B = max(16, _PROJECT["elements"] // M)
@@ -37,7 +37,7 @@ def project(H: Tensor, s: Tensor) -> Tensor:
 def update(
     mu: Tensor, s: Tensor, H: Tensor, S_inv: Tensor, e: Tensor, lam: Tensor, R_inv: Tensor | None, ok: Tensor
 ) -> Tensor:
-    """Mean and variances in place, and the squared norm of the gain, as in `fused`."""
+    """Update mean and variances in place and return the squared norm of the gain, as in `fused_diagonal`."""
     m, n = H.shape
     B = _UPDATE["columns"]
     P = min(-(-n // B), _UPDATE["programs"] * _processors(H.device))

@@ -1,10 +1,10 @@
-"""The Gaussian belief over the parameters, whatever the structure of its covariance.
+"""The interface of a Gaussian belief over the parameters, whatever the structure of its covariance.
 
-A structure is one subclass in one file. It registers itself under a name::
+A structure is one subclass in one file of this folder. It registers itself under a name::
 
     class Diagonal(Belief, kind="diagonal"): ...
 
-and can then be made by that name (`make_belief`) and brought back from saved tensors (`restore_belief`).
+and can then be made by that name (`make_belief`) and restored from saved tensors (`restore_belief`).
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torch import Tensor
 from kalmanclip.errors import ConfigError
 
 DENSE_LIMIT = 2 * 2**30
-"""Bytes that dense blocks of a covariance may take: more is almost certainly a mistake, and ends badly."""
+"""Bytes that dense blocks of a covariance may take: more is almost certainly a mistake."""
 
 _KINDS: dict[str, type["Belief"]] = {}
 
@@ -27,8 +27,8 @@ _KINDS: dict[str, type["Belief"]] = {}
 class Belief(ABC):
     """A Gaussian `N(mu, Sigma)` over n parameters.
 
-    The constructor of a structure takes the tensors that make up its state; `prior` builds them from a
-    variance. The mean is updated in place and never replaced, so `mean` may be memory that a model reads its
+    The constructor of a structure takes the tensors that make up its state, which `tensors` names; `prior` builds them
+    from a variance. The mean is updated in place and never replaced, so it may be memory that a model reads its
     parameters from.
 
     Attributes:
@@ -36,11 +36,12 @@ class Belief(ABC):
     """
 
     kind: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]]  # the state: attributes, and in this order the arguments of the constructor
     mean: Tensor
 
     def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if kind is not None:  # else another way to hold the structure that it derives from
+        if kind is not None:  # None: another implementation of the structure that it derives from
             cls.kind = kind
             _KINDS[kind] = cls
 
@@ -65,7 +66,7 @@ class Belief(ABC):
         """Return `H Sigma` (m, n) for H (m, n)."""
 
     @abstractmethod
-    def contract(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
+    def update_covariance(self, K: Tensor, H: Tensor, HS: Tensor, R: Tensor, lam: float | Tensor) -> None:
         """Update the covariance after an observation.
 
         With lam = 1 this is the structure's projection of `Sigma - K H Sigma`, that is of
@@ -91,14 +92,14 @@ class Belief(ABC):
     def marginal_variance(self) -> Tensor:
         """Return the diagonal of Sigma (n,)."""
 
-    @abstractmethod
     def _state(self) -> dict[str, Tensor]:
-        """The tensors that make up the state, by name, as `from_state` takes them."""
+        """Return the tensors that make up the state, by name, as `from_state` takes them."""
+        return {name: getattr(self, name) for name in self.tensors}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> "Belief":
         """Rebuild the belief from `state_dict`. The given tensors become the state; they are not copied."""
+        return cls(*(state[name] for name in cls.tensors))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the whole state as named tensors, contiguous as file formats want them."""
@@ -108,25 +109,25 @@ class Belief(ABC):
         """Return `H Sigma H^T` (m, m) for H (m, n)."""
         return self.times(H) @ H.mT
 
-    def summed(self, x: Tensor) -> Tensor:
-        """Return x, a sum over the parameters at hand, as the sum over all of them."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of x over all processes that share the parameters: x itself, unless the belief is sharded."""
         return x
 
     def norm(self, K: Tensor) -> Tensor:
-        """Frobenius norm of a gain K (n, m): a scalar tensor."""
+        """Return the Frobenius norm of a gain K (n, m): a scalar tensor."""
         norm: Tensor = torch.linalg.vector_norm(K)
         return norm
 
-    def move(self, step: Tensor) -> None:
-        """Add a step (n,) to the mean."""
-        self.mean.add_(step)
+    def update_mean(self, delta: Tensor) -> None:
+        """Add a change (n,) to the mean."""
+        self.mean.add_(delta)
 
     def variance(self, J: Tensor) -> Tensor:
-        """Variance `diag(J Sigma J^T)` (m,) of the linear functions J (m, n); no m x m matrix is formed."""
+        """Return the variances `diag(J Sigma J^T)` (m,) of linear functions J (m, n); no m x m matrix is formed."""
         return (self.times(J) * J).sum(1)
 
     def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Standard normal numbers (count, n) like the mean."""
+        """Return standard normal numbers (count, n) like the mean."""
         size = (count, self.mean.shape[0])
         return torch.randn(size, generator=generator, dtype=self.mean.dtype, device=self.mean.device)
 
@@ -168,11 +169,11 @@ def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: An
     """Make a belief by the name of its structure.
 
     Args:
-        kind: "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`), "kronecker" (`rows`) or
-            "dense".
-        mean: mu_0 (n,), kept and updated in place.
+        kind: name of the structure, such as "diagonal" (option `update`), "block" (`groups`), "low_rank" (`rank`),
+            "kronecker" (`rows`) or "dense".
+        mean: mu_0 (n,), updated in place.
         variance: the diagonal of Sigma_0: a number or (n,).
-        **options: what the `prior` of that structure takes.
+        **options: of the `prior` of that structure.
 
     Raises:
         ConfigError: there is no such structure, or an option is missing, unknown or has a bad value.
