@@ -170,17 +170,12 @@ def test_concurrent_writers_and_readers_see_whole_files_only(tmp_path):
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     now = time.time()
-    for name, age in (
-        ("x.json", 9e5),
-        (".hidden", 9e5),
-        (".tmp-0a.json", 9e5),
-        (".tmp-0b.json", 1800),
-        (".tmp-0c", -60),
-    ):
+    old, young = now - 100_000, now - 1000
+    for name, written in (("x", old), (".hidden", old), (".tmp-0a.json", old), (".tmp-0b", young), (".tmp-0c", now)):
         (tmp_path / name).write_text("{")
-        os.utime(tmp_path / name, (now - age, now - age))
+        os.utime(tmp_path / name, (written, written))
     remove_abandoned(tmp_path)
-    assert names_in(tmp_path) == [".hidden", ".tmp-0b.json", ".tmp-0c", "x.json"]
+    assert names_in(tmp_path) == [".hidden", ".tmp-0b", ".tmp-0c", "x"]
     remove_abandoned(tmp_path / "nowhere")
 
 

@@ -214,26 +214,28 @@ def _run_on_workers(
                 if not busy:
                     time.sleep(PAUSE)
                 for worker in pool.wait(list(busy), PAUSE) if busy else ():
-                    run = busy.pop(worker)
+                    run = busy[worker]
                     try:
                         record = worker.result()
                     except WorkerDied as death:
                         worker.kill()
-                        address, reason = (None if run is None else run.address), f"{death}, {pool.advice}"
+                        address = None if run is None else run.address
                         deaths[address] += 1
-                        if run is None and deaths[None] >= attempts:
-                            raise KalmanClipError(f"Worker processes die before they do anything: {reason}.") from death
-                        if run is not None and deaths[address] < attempts:
-                            queue.put_back(run)
-                        elif run is not None:
+                        reason, last = f"{death}, {pool.advice}", deaths[address] == attempts
+                        if run is not None and last:
                             times = "once" if attempts == 1 else f"{attempts} times"
                             reason = f"Its worker process died {times}: {reason} and --retry-failed."
                             queue.save(run, failure(run, arguments(run)[1], reason))
+                        elif run is not None:
+                            queue.put_back(run)
+                        elif last:
+                            raise KalmanClipError(f"Worker processes die before they do anything: {reason}.") from death
                     else:
                         idle.append(worker)
                         deaths[None] = 0
                         if run is not None and record is not None:
                             queue.save(run, record)
+                    del busy[worker]
                 yield
         finally:
             for worker in (*busy, *idle):
