@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.processes import PATIENCE
 
 from kalmanclip.cli.run_options import RunOptions
 from kalmanclip.errors import ConfigError
@@ -118,12 +119,12 @@ def test_shares_of_gpus_decide_how_many_work_at_once(cluster, small_plan):
                 ready.append(worker)
         assert pool.wait(starting, 2.0) == []  # the GPU is taken
         ready[0].submit((runs[0], source, "cuda", None, None))
-        assert pool.wait(ready[:1], 60.0) == ready[:1]
+        assert pool.wait(ready[:1], PATIENCE) == ready[:1]
         assert "cuda" in ready[0].result()["reason"]  # since it is not really there
         for process in workers_here():
             os.kill(process, signal.SIGKILL)
         ready[0].submit((runs[0], source, "cpu", None, None))
-        pool.wait(ready[:1], 60.0)
+        pool.wait(ready[:1], PATIENCE)
         with pytest.raises(WorkerDied) as death:
             ready[0].result()
         assert str(death.value) == "The actor is dead because its worker process has died"

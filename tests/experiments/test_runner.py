@@ -159,6 +159,7 @@ def test_workers_may_be_killed_at_any_moment(small_plan, undisturbed, comparable
 
 
 def drive(folder, sources, runs):
+    os.nice(10)  # be slower than the test that watches
     runner.run_all(runs, sources, Store(folder), cpus_per_run=1)
 
 
@@ -173,6 +174,8 @@ def test_the_driver_may_be_killed_at_any_moment(small_plan, undisturbed, compara
 
     for _ in range(3):
         before = results()
+        if len(before) == len(runs):
+            break  # on a busy machine a kill may come late
         driver = context.Process(target=drive, args=(tmp_path, sources, runs))
         driver.start()
         while len(results()) == len(before) and driver.is_alive():

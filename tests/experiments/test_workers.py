@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import PATIENCE
 
 from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments import runner
@@ -193,4 +194,4 @@ def test_workers_end_with_their_driver_also_in_the_middle_of_a_run():
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout.readline() == "busy\n"
         driver.kill()
-        driver.communicate(timeout=300)  # returns when the worker, who holds the pipe too, is gone
+        driver.communicate(timeout=PATIENCE)  # returns when the worker, who holds the pipe too, is gone
