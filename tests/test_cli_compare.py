@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from tests.processes import PATIENCE, watched
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
@@ -137,7 +137,7 @@ def test_a_report_needs_the_results_only(undisturbed, tmp_path):
 def test_two_processes_share_the_work(words, undisturbed, tmp_path):
     folder = tmp_path / "results"
     command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=watched)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + PATIENCE
         while not list(folder.glob(".*.lock")) and process.poll() is None and time.monotonic() < deadline:
@@ -184,7 +184,7 @@ def test_results_of_different_code_are_pointed_out(words, undisturbed, tmp_path)
 def test_a_killed_comparison_goes_on_and_ends_the_same(words, undisturbed, tmp_path):
     folder = tmp_path / "results"
     command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder), "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=watched)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + PATIENCE
         while not result_files(folder) and process.poll() is None and time.monotonic() < deadline:

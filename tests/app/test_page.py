@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import shape_picture
-from tests.processes import PATIENCE, watched
+from tests.processes import PATIENCE, interruptible
 
 from kalmanclip.app.limits import MAX_BYTES
 
@@ -37,7 +37,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=watched,
+        preexec_fn=interruptible,
     )
     try:
         line = process.stdout.readline()

@@ -159,7 +159,6 @@ def test_workers_may_be_killed_at_any_moment(small_plan, undisturbed, comparable
 
 
 def drive(folder, sources, runs):
-    os.nice(10)  # be slower than the test that watches
     runner.run_all(runs, sources, Store(folder), cpus_per_run=1)
 
 

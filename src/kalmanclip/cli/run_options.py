@@ -106,11 +106,13 @@ def run_planned(
         model: how the runs' backbone is spelled here; None: as the runs name it.
         options: how.
     """
+    import torch
+
     from kalmanclip.experiments import run_all
 
     options.check()
     _note_finished(runs, store, options.retry_failed)
-    device, cache = options.device or _best_device(), _cache(options.cache)
+    device, cache = options.device or ("cuda" if torch.cuda.is_available() else "cpu"), _cache(options.cache)
     if options.ray is None and any(store.record(run) is None for run in runs):
         from kalmanclip.experiments.run_one import backbone_of
 
@@ -160,9 +162,3 @@ def _cache(choice: str | None) -> Path | None:
     if folder is not None and (trouble := FeatureCache(folder).trouble()):
         note(f"{trouble} Images that are not in it are encoded for every run. Another place: --cache.")
     return folder
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

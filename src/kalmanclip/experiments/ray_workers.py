@@ -177,7 +177,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Try the port first, since Ray itself waits for minutes."""
+    """Try the port, since Ray itself waits for minutes."""
     host, _, port = address.rpartition(":")
     # ray:// is for computers outside a cluster; their jobs end with the connection, so a driver inside is safer
     if address.startswith("ray://") or not host or not port.isdigit():

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,8 +17,11 @@ from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.run_one import failure, run_one
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.store import Record, Store
-from kalmanclip.experiments.workers import Arguments, LocalPool, Pool, Worker, WorkerDied
+from kalmanclip.experiments.workers import Arguments, LocalPool, LocalWorker, WorkerDied
 from kalmanclip.methods import Progress, silent
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments.ray_workers import RayPool, RayWorker
 
 PAUSE = 1.0
 """Seconds between two looks at what other processes do."""
@@ -177,7 +181,7 @@ def _run_here(
         torch.set_num_threads(before)
 
 
-def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> Pool:
+def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> LocalPool | RayPool:
     if ray is None:
         return LocalPool(workers, cpus)
     from kalmanclip.experiments.ray_workers import RayPool
@@ -186,15 +190,19 @@ def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> Pool:
 
 
 def _run_on_workers(
-    queue: _Queue, arguments: Callable[[Run], Arguments], pool: Pool, attempts: int, waiting: Callable[[int], None]
+    queue: _Queue,
+    arguments: Callable[[Run], Arguments],
+    pool: LocalPool | RayPool,
+    attempts: int,
+    waiting: Callable[[int], None],
 ) -> Generator[None, None, None]:
     """Do the runs on workers. A run whose worker dies is done again, ``attempts`` times in all.
 
     Raises:
         KalmanClipError: so many workers, one after the other, die before they are ready.
     """
-    busy: dict[Worker, Run | None] = {}  # None: the worker is not ready yet
-    idle: list[Worker] = []
+    busy: dict[Any, Run | None] = {}  # None: the worker is not ready yet
+    idle: list[LocalWorker | RayWorker] = []
     deaths: Counter[str | None] = Counter()  # by the run's address; None: of workers that were not ready
     with pool:
         try:

@@ -3,6 +3,8 @@
 `multiprocessing` with a pipe for each worker, rather than `concurrent.futures` or joblib's loky: with these a worker
 that is killed while it sends its result blocks the driver forever (nobody closes the pipe), and one whose driver is
 killed lives on. A worker does one run at a time, so it is always known which run a dead worker was doing.
+
+`ray_workers` has the same two classes for a Ray cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,45 +38,10 @@ class WorkerDied(KalmanClipError):
     """A worker is gone, and with it the run it was doing."""
 
 
-class Worker(Protocol):
-    """A process that gives one result when it is ready (None), and one for every run that is submitted to it."""
-
-    def submit(self, arguments: Arguments) -> None:
-        """Start a run; the result before must have been taken."""
-
-    def result(self) -> dict[str, Any] | None:
-        """Return the result that `Pool.wait` has announced.
-
-        Raises:
-            WorkerDied: there will be none.
-        """
-
-    def kill(self) -> None:
-        """End the process at once, whatever it does; it may be dead already."""
-
-
-class Pool(Protocol):
-    """Where workers are started; a context manager."""
-
-    advice: str
-    """What may help when its workers die."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def size(self) -> int:
-        """Return how many workers there may be now."""
-
-    def start(self) -> Worker:
-        """Start a worker, without waiting until it is ready."""
-
-    def wait(self, workers: Sequence[Any], seconds: float) -> list[Any]:
-        """Return the workers that have a result or died, as soon as there are any, or none after ``seconds``."""
-
-
 class LocalWorker:
     """A process on this computer, which ends when this one does.
+
+    It gives one result when it is ready (None), and one for every run that is submitted to it.
 
     Args:
         threads: of torch.
@@ -90,12 +57,16 @@ class LocalWorker:
         other.close()  # only the worker has it now, so it is closed when the worker dies
 
     def submit(self, arguments: Arguments) -> None:
-        """Start a run."""
+        """Start a run; the result before must have been taken."""
         with suppress(ConnectionError):  # it died just now: `result` will say so
             self.connection.send(arguments)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result."""
+        """Return the result that `LocalPool.wait` has announced.
+
+        Raises:
+            WorkerDied: there will be none.
+        """
         try:
             result: dict[str, Any] | None = self.connection.recv()
             return result
@@ -105,14 +76,14 @@ class LocalWorker:
             raise WorkerDied(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}") from error
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, whatever it does; it may be dead already."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 class LocalPool:
-    """Workers on this computer.
+    """Workers on this computer; a context manager.
 
     Args:
         workers: how many.
@@ -120,6 +91,7 @@ class LocalPool:
     """
 
     advice = "perhaps for lack of memory: try fewer --workers"
+    """What may help when workers die."""
 
     def __init__(self, workers: int, threads: int | None = None) -> None:
         self.workers = workers
@@ -132,15 +104,15 @@ class LocalPool:
         pass
 
     def size(self) -> int:
-        """Return how many workers there may be."""
+        """Return how many workers there may be now."""
         return self.workers
 
     def start(self) -> LocalWorker:
-        """Start a worker."""
+        """Start a worker, without waiting until it is ready."""
         return LocalWorker(self.threads)
 
     def wait(self, workers: Sequence[LocalWorker], seconds: float) -> list[LocalWorker]:
-        """Return the workers that have a result or died."""
+        """Return the workers that have a result or died, as soon as there are any, or none after ``seconds``."""
         ready = multiprocessing.connection.wait([worker.connection for worker in workers], seconds)
         return [worker for worker in workers if worker.connection in ready]
 
