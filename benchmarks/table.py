@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.environment import code_version
+from kalmanclip.experiments.provenance import code_version
 from kalmanclip.files import read_json, write_atomic
 
 NOT_YET = {

@@ -10,6 +10,7 @@ import torch
 from benchmarks import measure
 from benchmarks.__main__ import PARTS, main, rows
 from benchmarks.measure import Options, Row, absent, peak_memory, row, seconds
+from tests.processes import PATIENCE
 
 QUICK = Options(device="cpu", rounds=1, quick=True)
 
@@ -85,7 +86,7 @@ def test_contestants_take_turns_in_both_orders():
 
 def test_short_calls_are_repeated():
     calls = []
-    seconds({"a": lambda: calls.append(1)}, Options(rounds=1), least=1e-3)
+    seconds({"a": lambda: calls.append(1)}, Options(rounds=1), least=0.2)  # longer than a call waits for a processor
     assert len(calls) > measure.WARM_UP + 1
 
 
@@ -109,4 +110,4 @@ def test_nothing_needed_but_what_the_package_needs(tmp_path):
         f"for part in {PARTS}:\n"
         "    __import__('benchmarks.' + part)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

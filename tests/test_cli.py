@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import load_file
+from tests.processes import PATIENCE, interruptible
 from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
@@ -317,11 +318,11 @@ def uninterrupted(photos, tmp_path_factory):
 def test_a_stopped_process_can_be_resumed(photos, uninterrupted, tmp_path, sent, code):
     broken = tmp_path / "broken"
     fit = [*PROGRAM, "fit", str(photos), "-o", str(broken), *LONG]
-    process = subprocess.Popen(fit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(fit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     while not (broken / "adapter.json").exists() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(sent)
-    _, messages = process.communicate(timeout=60)
+    _, messages = process.communicate(timeout=PATIENCE)
     assert process.returncode == code, messages
     assert "Traceback" not in messages
     assert ("--resume" in messages) == (sent == signal.SIGINT)

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
@@ -138,11 +139,11 @@ def test_two_processes_share_the_work(words, undisturbed, tmp_path):
     command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 120
-        while not list(folder.glob(".*.claim")) and process.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        while not list(folder.glob(".*.lock")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)
         result = call(*words, "-o", folder)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0, output
@@ -185,12 +186,12 @@ def test_a_killed_comparison_goes_on_and_ends_the_same(words, undisturbed, tmp_p
     command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not result_files(folder) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         os.kill(process.pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=30)  # returns when the workers, who hold the pipe too, are gone
+    output, _ = process.communicate(timeout=PATIENCE)  # returns when the workers, who hold the pipe too, are gone
     assert process.returncode == -signal.SIGKILL, output
     kept = {path: path.read_bytes() for path in result_files(folder).values()}
     assert 0 < len(kept) < 12

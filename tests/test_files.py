@@ -5,11 +5,12 @@ import json
 import os
 import stat
 import threading
+import time
 
 import pytest
 
 from kalmanclip.errors import AdapterError, DataError, KalmanClipError
-from kalmanclip.files import atomic_path, read_json, sha256_of, write_atomic, write_json_atomic
+from kalmanclip.files import atomic_path, read_json, remove_abandoned, sha256_of, write_atomic, write_json_atomic
 
 as_root = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -165,6 +166,17 @@ def test_concurrent_writers_and_readers_see_whole_files_only(tmp_path):
     assert seen <= contents
     assert path.read_bytes() in contents
     assert names_in(tmp_path) == ["shared"]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
+    now = time.time()
+    old, young = now - 100_000, now - 1000
+    for name, written in (("x", old), (".hidden", old), (".tmp-0a.json", old), (".tmp-0b", young), (".tmp-0c", now)):
+        (tmp_path / name).write_text("{")
+        os.utime(tmp_path / name, (written, written))
+    remove_abandoned(tmp_path)
+    assert names_in(tmp_path) == [".hidden", ".tmp-0b", ".tmp-0c", "x"]
+    remove_abandoned(tmp_path / "nowhere")
 
 
 def test_json_round_trip_is_readable_text(tmp_path):

@@ -9,11 +9,13 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+from tests.processes import PATIENCE
+
 DEAD = "dead"
 """What a process that ended without a word is said to have answered."""
 
 
-def together(place, size, function, *arguments, timeout=60.0, patience=120.0, connect=True):
+def together(place, size, function, *arguments, timeout=PATIENCE, patience=PATIENCE, connect=True):
     """Calls ``function(ranks, *arguments)`` in processes: what each returned, (name, text) of its error, or DEAD.
 
     Args:

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from kalmanclip.errors import KalmanClipError
 
 _CHUNK = 1 << 20  # bytes read at a time when hashing
+_TEMPORARY = ".tmp-"
 
 # What to do about the errors people meet; any other is reported in the system's own words.
 _ADVICE = {
@@ -34,7 +36,7 @@ _ADVICE = {
 
 
 def _explain(verb: str, path: str | os.PathLike[str], error: OSError) -> str:
-    """One line: what could not be done to which file, why, and what to do."""
+    """Return one line: what could not be done to which file, why, and what to do."""
     reason = error.strerror or str(error) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
     return f"cannot {verb} {os.fspath(path)}: {reason} ({advice})"
@@ -51,7 +53,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _usual_mode(path: Path) -> int:
-    """The mode of a new file at `path`. Some writers (safetensors) choose one that shuts out everybody else."""
+    """Return the mode of a new file at `path`. Some writers (safetensors) choose one that shuts out everybody else."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     path.unlink()
@@ -73,7 +75,7 @@ def atomic_path(path: str | os.PathLike[str], error_class: type[KalmanClipError]
         error_class: raised, naming `path`, when the file system refuses.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".tmp-{secrets.token_hex(8)}{target.suffix}")
+    temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}{target.suffix}")
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
@@ -95,6 +97,19 @@ def atomic_path(path: str | os.PathLike[str], error_class: type[KalmanClipError]
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path, seconds: float = 3600.0) -> None:
+    """Remove the temporary files that killed writers left in `folder`.
+
+    Args:
+        folder: it need not exist, nor be writable.
+        seconds: younger files stay, since their writers may be at work.
+    """
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):  # somebody else may remove it, too
+            if time.time() - path.stat().st_mtime > seconds:
+                path.unlink()
 
 
 def write_atomic(

@@ -17,24 +17,24 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 def prepare_process() -> None:
-    """For a command, before it imports torch."""
+    """Prepare the process of a command, before it imports torch."""
     choose_waiting()
     keep_freed_memory()
 
 
 def choose_waiting(load: Path = _LOAD) -> None:
-    """Lets threads sleep unless this process has the machine to itself; leaves alone what the user has chosen."""
+    """Let threads sleep unless this process has the machine to itself; leave alone what the user has chosen."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ) and not _alone(load):
         sleep_while_waiting()
 
 
 def sleep_while_waiting() -> None:
-    """For processes that are one of several."""
+    """Let threads sleep while they wait, as suits a process that is one of several."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _alone(load: Path) -> bool:
-    """Whether nothing else wants to run right now, as far as the system tells: ``0.20 0.18 0.12 1/80 11206``."""
+    """Return whether nothing else wants to run now, by a line such as ``0.20 0.18 0.12 1/80 11206``."""
     try:
         running = int(load.read_text().split()[3].partition("/")[0])
     except (OSError, IndexError, ValueError):
@@ -43,7 +43,7 @@ def _alone(load: Path) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Keeps freed memory of up to a gibibyte a piece for the next to ask; returns whether this library can."""
+    """Keep freed memory of up to a gibibyte a piece for the next allocation; return whether the C library can."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # only glibc has it; Windows has no library of that name at all

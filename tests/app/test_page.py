@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import shape_picture
+from tests.processes import PATIENCE, interruptible
 
 from kalmanclip.app.limits import MAX_BYTES
 
 pytest.importorskip("gradio", reason="gradio is not installed")
 
-WAIT = 20_000  # milliseconds: a busy machine is no failure
+WAIT = 120_000  # milliseconds: a busy machine is no failure
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=interruptible,
     )
     try:
         line = process.stdout.readline()
@@ -43,7 +45,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
         yield line.split()[-1], adapter, temporary
         with still_open(line.split()[-1]):
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
         assert process.stderr.read().splitlines() == ["Ctrl-C ends it."]
         assert list(temporary.iterdir()) == []  # nothing is left
     finally:
@@ -56,7 +58,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
 @contextmanager
 def still_open(address):
     """A browser that has the page open, as far as the server can tell."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE)
     connection.request("GET", "/gradio_api/heartbeat/somebody")
     assert connection.getresponse().read(1)
     yield
@@ -237,7 +239,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser, served, pictures, 
 
 def ask(address, path, method="GET", body=None, **headers):
     """Status and text of an answer; the path goes out as it is."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE)
     try:
         connection.putrequest(method, path, skip_host="Host" in headers)
         for name, value in headers.items():

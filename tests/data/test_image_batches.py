@@ -44,7 +44,7 @@ def test_order_when_early_images_take_longest():
 
 
 def test_work_is_done_in_parallel():
-    meeting = threading.Barrier(3, timeout=20)  # breaks unless three are inside at once
+    meeting = threading.Barrier(3, timeout=600)  # breaks unless three are inside at once
 
     def meet(image):
         meeting.wait()
@@ -93,26 +93,26 @@ def test_reads_lazily_ahead_of_the_consumer_and_no_further():
 
 
 def test_stopping_early_leaves_no_threads():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     batches = image_batches([grey(0)] * 100, to_tensor, 2, workers=3)
     next(batches)
-    assert threading.active_count() > before
+    assert set(threading.enumerate()) - before
     batches.close()
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_stopping_early_drops_the_work_that_waits():
     done = []
 
     def slow(image):
-        time.sleep(0.005)
         done.append(1)
+        time.sleep(0.1 if len(done) > 40 else 0)  # all that wait: four seconds
         return to_tensor(image)
 
     batches = image_batches([grey(0)] * 500, slow, 40, workers=1)
     next(batches)  # 41 more are waiting now
     batches.close()
-    assert len(done) < 40 + 20
+    assert len(done) < 40 + 40
 
 
 def test_transform_errors_and_uneven_shapes():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.processes import PATIENCE
 
 from kalmanclip.encoders import FeatureCache, cache_folder
 from kalmanclip.encoders.cache import through_cache
@@ -150,7 +151,7 @@ def test_what_was_encoded_before_an_error_is_kept(tmp_path):
 
 
 def _write_many(folder, barrier, names):
-    barrier.wait(60)
+    barrier.wait(PATIENCE)
     for size in (1, 2, 3):
         assert_right(ask(folder, names, size)[0], names, size)
 
@@ -163,7 +164,7 @@ def test_two_processes_at_once(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(120)
+        worker.join(PATIENCE)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert not list(tmp_path.glob("*/.tmp-*"))
     for size in (1, 2, 3):

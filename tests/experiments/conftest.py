@@ -1,4 +1,4 @@
-"""A record as `execute` makes it, without the work."""
+"""A record as `run_one` makes it, without the work."""
 
 import pytest
 

@@ -11,12 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.processes import PATIENCE
 
-from kalmanclip.cli.running import Running
+from kalmanclip.cli.run_options import RunOptions
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments import Store, run_all
-from kalmanclip.experiments.pool import WorkerDied
-from kalmanclip.experiments.ray_pool import RayPool, require_ray, room
+from kalmanclip.experiments.ray_workers import RayPool, require_ray, workers_on
+from kalmanclip.experiments.workers import WorkerDied
 
 # found, not imported: `require_ray` makes it quiet first
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra [ray] is not installed")
@@ -80,7 +81,7 @@ def test_workers_and_nodes_may_die_at_any_moment(cluster, small_plan, undisturbe
     assert capfd.readouterr().out == ""  # where results go
     assert comparable(records) == undisturbed
     assert comparable(map(store.record, runs)) == comparable(records)
-    assert len(list(tmp_path.iterdir())) == len(runs)  # no claim is left
+    assert len(list(tmp_path.iterdir())) == len(runs)  # no lock is left
 
 
 @needs_ray
@@ -110,27 +111,27 @@ def test_shares_of_gpus_decide_how_many_work_at_once(cluster, small_plan):
     (source,), runs = small_plan
     with RayPool(cluster.address, 1, 0.5) as pool:
         assert pool.size() == 2
-        starting, ready = [pool.hire() for _ in range(3)], []
+        starting, ready = [pool.start() for _ in range(3)], []
         while len(ready) < 2:
             for worker in pool.wait(starting, 1.0):
-                assert worker.answer() is None
+                assert worker.result() is None
                 starting.remove(worker)
                 ready.append(worker)
         assert pool.wait(starting, 2.0) == []  # the GPU is taken
-        ready[0].give((runs[0], source, "cuda", None, None))
-        assert pool.wait(ready[:1], 60.0) == ready[:1]
-        assert "cuda" in ready[0].answer()["reason"]  # since it is not really there
+        ready[0].submit((runs[0], source, "cuda", None, None))
+        assert pool.wait(ready[:1], PATIENCE) == ready[:1]
+        assert "cuda" in ready[0].result()["reason"]  # since it is not really there
         for process in workers_here():
             os.kill(process, signal.SIGKILL)
-        ready[0].give((runs[0], source, "cpu", None, None))
-        pool.wait(ready[:1], 60.0)
+        ready[0].submit((runs[0], source, "cpu", None, None))
+        pool.wait(ready[:1], PATIENCE)
         with pytest.raises(WorkerDied) as death:
-            ready[0].answer()
+            ready[0].result()
         assert str(death.value) == "The actor is dead because its worker process has died"
         while not pool.wait(starting, 1.0):
             pass
         for worker in (*starting, *ready):
-            worker.end()
+            worker.kill()
 
 
 @needs_ray
@@ -157,21 +158,21 @@ def test_a_cluster_that_is_not_there_is_an_error(small_plan, tmp_path):
 def test_ray_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'kalmanclip\[ray\]'"):
-        Running(ray="auto").check()
+        RunOptions(ray="auto").check()
 
 
 @pytest.mark.parametrize(
-    ("running", "says"),
+    ("options", "says"),
     [
-        (Running(gpus_per_run=0.5), "is for --ray"),
-        (Running(ray="auto", device="cuda"), "instead of --device give --gpus-per-run"),
-        (Running(ray="auto", gpus_per_run=1.5), "a share of one GPU, such as 0.5, or whole ones, not 1.5"),
-        (Running(ray="auto", gpus_per_run=-1), "not -1"),
+        (RunOptions(gpus_per_run=0.5), "is for --ray"),
+        (RunOptions(ray="auto", device="cuda"), "instead of --device give --gpus-per-run"),
+        (RunOptions(ray="auto", gpus_per_run=1.5), "a share of one GPU, such as 0.5, or whole ones, not 1.5"),
+        (RunOptions(ray="auto", gpus_per_run=-1), "not -1"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(running, says):
+def test_options_that_contradict_each_other_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
-        running.check()
+        options.check()
 
 
 @pytest.mark.parametrize(
@@ -189,4 +190,4 @@ def test_options_that_contradict_each_other_are_refused(running, says):
     ],
 )
 def test_how_many_workers_fit_onto_a_node(resources, cpus, gpus, fits):
-    assert room(resources, cpus, gpus) == fits
+    assert workers_on(resources, cpus, gpus) == fits

@@ -12,7 +12,7 @@ import torch
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments import runner
-from kalmanclip.experiments.claims import Claims
+from kalmanclip.experiments.locks import Locks
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.store import Store
 
@@ -26,16 +26,16 @@ def store(tmp_path):
 
 @pytest.fixture
 def done(monkeypatch, make_record):
-    """The seeds that are executed, in order."""
+    """The seeds that are run, in order."""
     seeds = []
 
-    def execute(run, source, device, cache, model, progress):
+    def run_one(run, source, device, cache, model, progress):
         assert source is PETS
         seeds.append(run.seed)
         progress("reading", run.seed, 9)
         return make_record(0.5, seed=run.seed)
 
-    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setattr(runner, "run_one", run_one)
     monkeypatch.setattr(runner, "PAUSE", 0.01)
     return seeds
 
@@ -51,7 +51,7 @@ def test_what_is_stored_is_not_done_again(store, done, make_run, make_record):
     assert done == [1, 3]
     assert [record["metrics"]["accuracy"] for record in records] == [0.5, 0.25, 0.5]
     assert told == [(1, 3), (2, 3), (3, 3)]
-    assert len(list(store.folder.iterdir())) == 3  # no claim is left
+    assert len(list(store.folder.iterdir())) == 3  # no lock is left
 
 
 def test_what_happens_within_a_run_is_told(store, done, make_run):
@@ -69,8 +69,8 @@ def test_failures_are_done_again_on_request_only(store, done, make_run, make_rec
 
 
 def test_what_others_do_is_waited_for(store, done, make_run, make_record):
-    with Claims(store.folder) as other:
-        other.take(make_run(seed=1).address)
+    with Locks(store.folder) as other:
+        other.acquire(make_run(seed=1).address)
         waited = []
 
         def wait(count):
@@ -83,10 +83,10 @@ def test_what_others_do_is_waited_for(store, done, make_run, make_record):
 
 
 def test_what_others_give_up_is_done_here(store, done, make_run):
-    with Claims(store.folder) as other:
+    with Locks(store.folder) as other:
         address = make_run(seed=1).address
-        other.take(address)
-        runner.run_all(runs_of(make_run), [PETS], store, waiting=lambda count: other.give_back(address))
+        other.acquire(address)
+        runner.run_all(runs_of(make_run), [PETS], store, waiting=lambda count: other.release(address))
     assert done == [2, 3, 1]
 
 
@@ -96,11 +96,11 @@ def test_two_labels_of_one_run_share_it(store, done, make_run):
     assert [record["label"] for record in records] == ["gda", "mine"]
 
 
-def test_claims_are_given_back_when_something_stops_us(store, done, make_run, monkeypatch):
+def test_locks_are_released_when_something_stops_us(store, done, make_run, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "execute", stop)
+    monkeypatch.setattr(runner, "run_one", stop)
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(runs_of(make_run), [PETS], store)
     assert list(store.folder.iterdir()) == []
@@ -115,11 +115,11 @@ def test_numbers_that_cannot_work_are_refused(store, done, make_run, numbers):
 def test_threads_are_those_that_were_asked_for_and_only_meanwhile(store, make_run, make_record, monkeypatch):
     before, seen = torch.get_num_threads(), []
 
-    def execute(run, *others):
+    def run_one(run, *others):
         seen.append(torch.get_num_threads())
         return make_record(0.5, seed=run.seed)
 
-    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setattr(runner, "run_one", run_one)
     runner.run_all(runs_of(make_run, 1), [PETS], store, cpus_per_run=before + 1)
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
@@ -154,7 +154,7 @@ def test_workers_may_be_killed_at_any_moment(small_plan, undisturbed, comparable
     assert records[0]["status"] == "failed"
     assert "died 2 times: killed by SIGKILL" in records[0]["reason"]
     assert comparable(map(store.record, everything)) == comparable(records)
-    assert len(list(tmp_path.iterdir())) == len(everything)  # no claim is left
+    assert len(list(tmp_path.iterdir())) == len(everything)  # no lock is left
     assert multiprocessing.active_children() == []
 
 
@@ -173,6 +173,8 @@ def test_the_driver_may_be_killed_at_any_moment(small_plan, undisturbed, compara
 
     for _ in range(3):
         before = results()
+        if len(before) == len(runs):
+            break  # on a busy machine a kill may come late
         driver = context.Process(target=drive, args=(tmp_path, sources, runs))
         driver.start()
         while len(results()) == len(before) and driver.is_alive():

@@ -5,8 +5,8 @@ from PIL import Image
 
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.contamination import Contamination
-from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.run import plan
+from kalmanclip.experiments.run_one import run_one
 from kalmanclip.experiments.sources import find_sources, read_views
 
 
@@ -31,7 +31,7 @@ def test_a_registered_data_set_brings_its_prompts_and_runs(eurosat_root):
     assert (source.name, source.templates) == ("eurosat", ("a centered satellite photo of {}.",))
     (run,) = plan([source], ["zero_shot"], [1], [1], "tiny")
     told = []
-    record = execute(run, source, "cpu", progress=lambda *progress: told.append(progress))
+    record = run_one(run, source, "cpu", progress=lambda *progress: told.append(progress))
     assert told[-1][1:] == (20, 20)  # the test images
     assert record["status"] == "done", record
     assert record["task"]["templates"] == ["a centered satellite photo of {}."]
@@ -85,7 +85,7 @@ def test_shot_lists_are_part_of_the_data_set_and_of_the_draw(pets):
     (listed,) = find_sources([str(pets)])
     assert listed.fingerprint != plain.fingerprint
     (run,) = plan([listed], ["zero_shot"], [1], [1], "tiny")
-    draw = execute(run, listed, "cpu")["task"]["draw"]
+    draw = run_one(run, listed, "cpu")["task"]["draw"]
     assert (draw["shot_list"], draw["train"]) == ("shot2_seed1.txt", [2, 4])
 
 
@@ -158,7 +158,7 @@ def test_shifts_are_measured_and_contamination_corrupts_training_only(pets, monk
         return fit(self, task, *rest)
 
     monkeypatch.setattr(ZeroShot, "fit", spy)
-    record = execute(run, source, "cpu")
+    record = run_one(run, source, "cpu")
     assert record["status"] == "done", record
     assert sum(isinstance(image, CorruptedImage) for image in seen["train"]) == 2
     assert not any(isinstance(image, CorruptedImage) for image in seen["validation"])

@@ -1,6 +1,7 @@
 """The store gives back what is finished and whole, nothing else."""
 
 import json
+import os
 
 import pytest
 
@@ -51,6 +52,14 @@ def test_all_records_are_those_that_are_whole_and_named_by_their_run(store, make
     found = store.records()
     assert {record["address"] for record in found} == {make_run().address, make_run(shots=1).address}
     assert store.record(make_run(shots=1))["status"] == "failed"
+
+
+def test_opening_a_store_removes_what_killed_writers_left(store):
+    for name in (".tmp-0a.json", ".tmp-0b.json"):
+        (store.folder / name).write_text("{")
+    os.utime(store.folder / ".tmp-0a.json", (0, 0))
+    Store(store.folder)
+    assert [path.name for path in store.folder.iterdir()] == [".tmp-0b.json"]  # its writer may be at work
 
 
 def test_a_renamed_file_is_not_another_runs_result(store, make_run, make_record):

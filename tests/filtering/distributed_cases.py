@@ -172,7 +172,7 @@ def exchanges(ranks):
     return total.numpy().tobytes(), words, dict(ranks.sent)
 
 
-def dying(ranks, how, timeout):
+def dying(ranks, how, timeout, folder):
     """The last rank dies, or hangs, in the middle of a pass; what the others get, and how long it took them."""
     ranks = Ranks(dist.new_group(timeout=timedelta(seconds=timeout)))  # coming together may take longer
     case = CASES[2]
@@ -182,10 +182,12 @@ def dying(ranks, how, timeout):
         if number == 2 and ranks.rank == ranks.size - 1:
             if how == "dies":
                 os._exit(9)
-            time.sleep(4)
+            while len(list(folder.glob("gave-up-*"))) < ranks.size - 1:
+                time.sleep(0.05)
         begin = time.monotonic()
         try:
             step_together(kalman, x, y)
         except Exception as error:
+            (folder / f"gave-up-{ranks.rank}").touch()
             return type(error).__name__, str(error), time.monotonic() - begin
     return None

@@ -84,16 +84,16 @@ def test_what_is_sent_is_what_the_formula_says(answers):
         assert set(sent) == {"columns", "means", "sums", "targets", "decisions"}
 
 
-@pytest.mark.parametrize(("how", "timeout"), [("dies", 60.0), ("hangs", 2.0)])
+@pytest.mark.parametrize(("how", "timeout"), [("dies", 300.0), ("hangs", 2.0)])
 def test_a_lost_rank_ends_the_others_with_one_error(tmp_path, how, timeout):
-    *others, last = together(tmp_path, 3, cases.dying, how, timeout)
+    *others, last = together(tmp_path, 3, cases.dying, how, timeout, tmp_path)
     if how == "dies":
         assert last == DEAD
     for rank, (name, text, seconds) in enumerate(others):
         assert name == "RankError"
         assert f"Rank {rank} of 3" in text
         assert "--resume" in text
-        assert seconds < 30  # of 60 that it might have waited for one that is not dead
+        assert seconds < 150  # of 300 that it might have waited for one that is not dead
 
 
 def same(found):

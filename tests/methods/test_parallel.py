@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.methods import fitting
+from tests.processes import PATIENCE
 from tests.together import DEAD, together
 from typer.testing import CliRunner
 
@@ -162,7 +163,7 @@ def test_torchrun_loses_a_rank(shapes, tmp_path, restarts):
     start = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
     start += ["--master-port", str(free_port()), str(script)]
     fit = ["fit", str(shapes), "-o", str(output), "--preset", "head", "--rank", "2", "--epochs", "2"]
-    done = subprocess.run([sys.executable, "-m", *start, *fit], capture_output=True, text=True, timeout=170)
+    done = subprocess.run([sys.executable, "-m", *start, *fit], capture_output=True, text=True, timeout=PATIENCE)
     notes = read_json(output / "adapter.json")["notes"]
     if restarts:
         assert done.returncode == 0, done.stderr

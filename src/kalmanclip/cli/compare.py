@@ -10,7 +10,7 @@ import typer
 
 from kalmanclip.cli.common import Device, Precision, check_precision, options_file, writable_folder
 from kalmanclip.cli.report import print_report
-from kalmanclip.cli.running import (
+from kalmanclip.cli.run_options import (
     ATTEMPTS,
     Attempts,
     Cache,
@@ -18,7 +18,7 @@ from kalmanclip.cli.running import (
     GpusPerRun,
     Ray,
     RetryFailed,
-    Running,
+    RunOptions,
     Workers,
     run_planned,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 kalmanclip compare --data photos/ -o results/
-kalmanclip compare --data oxford_pets --shots 1 2 4 8 16 --seeds 1 2 3
+kalmanclip compare --data oxford_pets --shots 1,2,4,8,16 --seeds 1,2,3
 kalmanclip compare --data oxford_pets,dtd --root ~/data --model ViT-B-16:openai --workers 2 -o results/
 kalmanclip compare --data photos/ --methods kalman,gda --shots 1,2,4,8,16 --seeds 1,2,3 -o results/
 kalmanclip compare --data oxford_pets,dtd --model ViT-B-16:openai --ray auto --gpus-per-run 0.5 -o results/
@@ -122,7 +122,7 @@ def compare(
     """
     with waiting("Loading"):
         from kalmanclip.experiments import Store, find_sources, plan, write_report
-        from kalmanclip.experiments.models import in_precision, model_name
+        from kalmanclip.experiments.provenance import in_precision, model_name
         from kalmanclip.experiments.variants import all_labels
 
     check_precision(precision)
@@ -136,7 +136,7 @@ def compare(
     model = model or "tiny"
     options = options_file(config)
     backbone = model_name(model)  # a mistyped name is found before data sets are read
-    running = Running(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
+    running = RunOptions(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
     running.check()
     chosen = words(methods) or all_labels(options)
     numbers = integers("shots", shots or SHOTS), integers("seeds", seeds or SEEDS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kalmanclip.cli.common import Device, options_file, writable_folder
-from kalmanclip.cli.running import (
+from kalmanclip.cli.run_options import (
     ATTEMPTS,
     Attempts,
     Cache,
@@ -19,7 +19,7 @@ from kalmanclip.cli.running import (
     GpusPerRun,
     Ray,
     RetryFailed,
-    Running,
+    RunOptions,
     Workers,
     run_planned,
 )
@@ -109,12 +109,12 @@ def paper(
     """
     with waiting("Loading"):
         from kalmanclip.experiments import Store
-        from kalmanclip.experiments.models import model_name
         from kalmanclip.experiments.paper.gather import check_options, chosen_sets, find_sets, study_runs
         from kalmanclip.experiments.paper.studies import STUDIES
+        from kalmanclip.experiments.provenance import model_name
 
     asked = _studies(which, STUDIES)
-    running = Running(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
+    running = RunOptions(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
     draws = integers("seeds", seeds or SEEDS)
     backbone = model_name(model)
     options = options_file(config)
@@ -173,7 +173,7 @@ def _check_corruptions(asked: Sequence[Study]) -> None:
 
 
 def _run(
-    study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, model: str, running: Running
+    study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, model: str, running: RunOptions
 ) -> None:
     if not runs:
         note(f"{study.name}: none of its data sets is here.")

@@ -1,4 +1,4 @@
-"""Commands that ``torchrun`` starts several times over: the processes work together, and the first one speaks."""
+"""Commands that ``torchrun`` starts several times over: the processes work together, and the first one prints."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def several() -> bool:
-    """Whether this process is one of several."""
+    """Return whether this process is one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def first() -> bool:
-    """Whether this process is the one that speaks and writes: the only one, or the first of several."""
+    """Return whether this process prints and writes: the only one, or the first of several."""
     return not several() or os.environ["RANK"] == "0"
 
 
 def restarted() -> bool:
-    """Whether ``torchrun --max-restarts`` has started the command again, because a process was lost."""
+    """Return whether ``torchrun --max-restarts`` has started the command again, because a process was lost."""
     return several() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 @contextmanager
 def working_together(device: str | None) -> Iterator[tuple[Ranks | None, str | None]]:
-    """The ranks, and the device of this one; without ``torchrun`` no ranks, and the device as it was given.
+    """Yield the ranks and the device of this one; without ``torchrun`` None and the device as it was given.
 
     All ranks but the first show nothing but errors from here on.
 

@@ -2,9 +2,9 @@
 
 from kalmanclip.experiments.cells import Cell, Grid, Place
 from kalmanclip.experiments.contamination import CLEAN, Contamination
-from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.report import in_order, write_report
 from kalmanclip.experiments.run import Run, plan
+from kalmanclip.experiments.run_one import run_one
 from kalmanclip.experiments.runner import run_all
 from kalmanclip.experiments.sources import Source, find_sources
 from kalmanclip.experiments.store import Store
@@ -22,13 +22,13 @@ __all__ = [
     "Store",
     "Table",
     "Variant",
-    "execute",
     "find_sources",
     "find_variants",
     "in_order",
     "make_tables",
     "plan",
     "run_all",
+    "run_one",
     "to_csv",
     "to_markdown",
     "write_report",

@@ -90,7 +90,7 @@ class Grid:
     """The cells of a comparison with one backbone, by row and place.
 
     Args:
-        records: as `execute` makes them, with one backbone. Where several are of the same row, place and seed (with
+        records: as `run_one` makes them, with one backbone. Where several are of the same row, place and seed (with
             and without shifts, say), one of them counts.
 
     Attributes:

@@ -1,23 +1,27 @@
-"""Doing the runs that are not done yet, here or by workers; each result is kept as soon as it is there."""
+"""Doing the runs that are not done yet, in this process or by workers; each result is saved as soon as it is there."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kalmanclip.errors import ConfigError
-from kalmanclip.experiments.claims import Claims
-from kalmanclip.experiments.crew import Crew
-from kalmanclip.experiments.execute import execute
-from kalmanclip.experiments.pool import Arguments, LocalPool, Pool
+from kalmanclip.errors import ConfigError, KalmanClipError
+from kalmanclip.experiments.locks import Locks
 from kalmanclip.experiments.run import Run
+from kalmanclip.experiments.run_one import failure, run_one
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.store import Record, Store
+from kalmanclip.experiments.workers import Arguments, LocalPool, LocalWorker, WorkerDied
 from kalmanclip.methods import Progress, silent
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments.ray_workers import RayPool, RayWorker
 
 PAUSE = 1.0
 """Seconds between two looks at what other processes do."""
@@ -40,7 +44,7 @@ def run_all(
     gpus_per_run: float = 0.0,
     ray: str | None = None,
 ) -> list[Record]:
-    """Returns the records of all runs, in their order, doing those that the store does not have.
+    """Do the runs that the store does not have, and return the records of all runs, in their order.
 
     Other processes may do the same, or other, runs with the same store at the same time: every run is done by one of
     them, and each waits for what the others still do.
@@ -48,20 +52,20 @@ def run_all(
     Args:
         runs: what to do.
         sources: the data sets they name.
-        store: where results are kept.
+        store: where results are saved.
         device: where the backbones lie; on a cluster ``gpus_per_run`` decides.
-        workers: processes, each with its own backbone; 1 does the runs in this process. On a cluster, its room counts.
+        workers: processes, each with its own backbone; 1 does the runs in this process. A cluster has as many as fit.
         progress: called with the numbers of runs that are done and of all.
         cache: a folder for products of the frozen backbone, which runs, workers and later calls share (see
             `kalmanclip.encoders.cache_folder`); None: they are computed in every run.
         retry: whether runs that failed earlier are tried again.
         waiting: called again and again with the number of runs that other processes do while nothing else is left.
-        model: how the runs' backbone is spelled here, where that is not its name (see `models.model_name`).
+        model: how the runs' backbone is spelled here, where that is not its name (see `provenance.model_name`).
         within: called as ``within(stage, done, total)`` during a run, if it is done in this process.
         attempts: how often a run is started whose worker process dies; after that it has failed.
         cpus_per_run: threads of torch in a run; None: all, divided among the workers, or on a cluster one.
         gpus_per_run: on a cluster, the GPUs of a run: whole ones, or a share of one; 0: none.
-        ray: the address of a Ray cluster that does the runs; see `ray_pool.RayPool`. None: they are done here.
+        ray: the address of a Ray cluster that does the runs; see `ray_workers.RayPool`. None: they are done here.
 
     Raises:
         ConfigError: a number is too small, or there is no such cluster.
@@ -70,87 +74,93 @@ def run_all(
     for name, number in (("workers", workers), ("attempts", attempts), ("cpus_per_run", cpus_per_run)):
         if number is not None and number < 1:
             raise ConfigError(f"{name} must be at least 1, not {number}.")
-    with Claims(store.folder) as claims:
-        jobs = _Jobs(runs, store, claims, retry)
-        progress(len(jobs.records), jobs.total)
-        by_name = {source.name: source for source in sources}
-        folder = None if cache is None else os.fspath(cache)
-        if ray is not None:
-            device = "cuda" if gpus_per_run else "cpu"  # the nodes'; Ray shows each worker its own GPU alone
+    by_name = {source.name: source for source in sources}
+    folder = None if cache is None else os.fspath(cache)
+    if ray is not None:
+        device = "cuda" if gpus_per_run else "cpu"  # the nodes'; Ray shows each worker its own GPU alone
 
-        def arguments(run: Run) -> Arguments:
-            return run, by_name[run.data], device, folder, model
+    def arguments(run: Run) -> Arguments:
+        return run, by_name[run.data], device, folder, model
 
-        if not jobs.open or (ray is None and workers == 1):
-            done = _here(jobs, arguments, waiting, within, cpus_per_run)
+    with Locks(store.folder) as locks:
+        queue = _Queue(runs, store, locks, retry)
+        progress(len(queue.records), queue.total)
+        if not queue.open or (ray is None and workers == 1):
+            steps = _run_here(queue, arguments, waiting, within, cpus_per_run)
         else:
-            pool = _pool(min(workers, len(jobs.open)), cpus_per_run, gpus_per_run, ray)
-            done = _by_workers(jobs, arguments, pool, attempts, waiting)
-        try:
-            for _ in done:
-                progress(len(jobs.records), jobs.total)
-        finally:
-            done.close()  # ends the workers now, whatever stopped us
-    return [named(jobs.records[run.address], run) for run in runs]
+            pool = _pool(min(workers, len(queue.open)), cpus_per_run, gpus_per_run, ray)
+            steps = _run_on_workers(queue, arguments, pool, attempts, waiting)
+        with closing(steps):  # ends the workers now, whatever stopped us
+            for _ in steps:
+                progress(len(queue.records), queue.total)
+    return [named(queue.records[run.address], run) for run in runs]
 
 
 def named(record: Record, run: Run) -> Record:
-    """A record with the names of this plan, whoever made it and whatever they called it."""
+    """Return a record with the names of this plan, whoever made it and whatever they called it."""
     names = {"label": run.label, "run": record["run"] | {"data": run.data}}
     names |= {"by_data": list(run.by_data)} if run.by_data else {}
     return {name: value for name, value in record.items() if name != "by_data"} | names
 
 
-class _Jobs:
-    """Which runs have records, and which are still open.
+class _Queue:
+    """The runs that have records, and those that are still open.
 
     Args:
         runs: all of them.
-        store: where results are kept.
-        claims: of this process.
-        retry: whether old failures are open.
+        store: where results are saved.
+        locks: of this process.
+        retry: whether runs that failed earlier are open.
     """
 
-    def __init__(self, runs: Sequence[Run], store: Store, claims: Claims, retry: bool) -> None:
-        self.store, self.claims = store, claims
+    def __init__(self, runs: Sequence[Run], store: Store, locks: Locks, retry: bool) -> None:
+        self.store, self.locks = store, locks
         self.open: dict[str, Run] = {}
         for run in runs:
             self.open.setdefault(run.address, run)  # two labels may stand for the same run
         self.total = len(self.open)
         self.records: dict[str, Record] = {}
-        found = {address: store.record(run) for address, run in self.open.items()}
-        self._old_failures = {a: r for a, r in found.items() if retry and r is not None and r["status"] == "failed"}
-        for address, record in found.items():
-            self._take_over(address, record)
+        self._old_failures: dict[str, Record] = {}
+        for run in list(self.open.values()):
+            record = store.record(run)
+            if retry and record is not None and record["status"] == "failed":
+                self._old_failures[run.address] = record
+            self._is_done(run)
 
     def next(self) -> Run | None:
-        """Claims the first run that nobody does; None if others do all that is left. Learns what others finished."""
-        for address, run in list(self.open.items()):
-            if self._take_over(address, self.store.record(run)) or not self.claims.take(address):
+        """Lock the first run that nobody does; None if others do all that is left. Notices what others finished."""
+        for run in list(self.open.values()):
+            if self._is_done(run) or not self.locks.acquire(run.address):
                 continue
-            if self._take_over(address, self.store.record(run)):  # finished between the look and the claim
-                self.claims.give_back(address)
+            if self._is_done(run):  # finished between the look and the lock
+                self.locks.release(run.address)
                 continue
-            del self.open[address]
+            del self.open[run.address]
             return run
         return None
 
+    def put_back(self, run: Run) -> None:
+        """Open a run again that `next` returned: whoever comes first may do it."""
+        self.open[run.address] = run
+        self.locks.release(run.address)
+
     def save(self, run: Run, record: Record) -> None:
-        """Keeps the result of a run that `next` gave out."""
+        """Save the result of a run that `next` returned."""
         self.store.save(run, record)
         self.records[run.address] = record
-        self.claims.give_back(run.address)
+        self.locks.release(run.address)
 
-    def _take_over(self, address: str, record: Record | None) -> bool:
-        if record is None or record == self._old_failures.get(address):
+    def _is_done(self, run: Run) -> bool:
+        record = self.store.record(run)
+        if record is None or record == self._old_failures.get(run.address):
             return False
-        self.records[address] = record
-        del self.open[address]
+        self.records[run.address] = record
+        del self.open[run.address]
         return True
 
 
-def _here(
-    jobs: _Jobs,
+def _run_here(
+    queue: _Queue,
     arguments: Callable[[Run], Arguments],
     waiting: Callable[[int], None],
     within: Progress,
@@ -159,41 +169,82 @@ def _here(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        while jobs.open:
-            run = jobs.next()
+        while queue.open:
+            run = queue.next()
             if run is not None:
-                jobs.save(run, execute(*arguments(run), within))
-            elif jobs.open:
-                waiting(len(jobs.open))
+                queue.save(run, run_one(*arguments(run), within))
+            elif queue.open:
+                waiting(len(queue.open))
                 time.sleep(PAUSE)
             yield
     finally:
         torch.set_num_threads(before)
 
 
-def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> Pool[Any]:
+def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> LocalPool | RayPool:
     if ray is None:
         return LocalPool(workers, cpus)
-    from kalmanclip.experiments.ray_pool import RayPool
+    from kalmanclip.experiments.ray_workers import RayPool
 
     return RayPool(ray, cpus or 1, gpus)
 
 
-def _by_workers(
-    jobs: _Jobs, arguments: Callable[[Run], Arguments], pool: Pool[Any], attempts: int, waiting: Callable[[int], None]
+def _run_on_workers(
+    queue: _Queue,
+    arguments: Callable[[Run], Arguments],
+    pool: LocalPool | RayPool,
+    attempts: int,
+    waiting: Callable[[int], None],
 ) -> Generator[None, None, None]:
+    """Do the runs on workers. A run whose worker dies is done again, ``attempts`` times in all.
+
+    Raises:
+        KalmanClipError: so many workers, one after the other, die before they are ready.
+    """
+    busy: dict[Any, Run | None] = {}  # None: the worker is not ready yet
+    idle: list[LocalWorker | RayWorker] = []
+    deaths: Counter[str | None] = Counter()  # by the run's address; None: of workers that were not ready
     with pool:
-        crew = Crew(pool, attempts)
         try:
-            while jobs.open or crew.busy:
-                # no more than the workers do now: what is claimed others cannot do
-                while crew.has_time and (run := jobs.next()) is not None:
-                    crew.give(arguments(run))
-                if crew.has_time and jobs.open:
-                    waiting(len(jobs.open))
-                crew.fit(len(jobs.open))
-                for run, record in crew.collect(PAUSE):
-                    jobs.save(run, record)
+            while queue.open or any(busy.values()):
+                # no run waits for a worker here: what is locked others cannot do
+                while idle and (run := queue.next()) is not None:
+                    worker = idle.pop()
+                    worker.submit(arguments(run))
+                    busy[worker] = run
+                if idle and queue.open:
+                    waiting(len(queue.open))
+                while idle and not queue.open:
+                    idle.pop().kill()  # others may have use for what it holds
+                useful = len(queue.open) - len(idle) - list(busy.values()).count(None)
+                for _ in range(min(useful, pool.size() - len(busy) - len(idle))):
+                    busy[pool.start()] = None
+                if not busy:
+                    time.sleep(PAUSE)
+                for worker in pool.wait(list(busy), PAUSE) if busy else ():
+                    run = busy[worker]
+                    try:
+                        record = worker.result()
+                    except WorkerDied as death:
+                        worker.kill()
+                        address = None if run is None else run.address
+                        deaths[address] += 1
+                        reason, last = f"{death}, {pool.advice}", deaths[address] == attempts
+                        if run is not None and last:
+                            times = "once" if attempts == 1 else f"{attempts} times"
+                            reason = f"Its worker process died {times}: {reason} and --retry-failed."
+                            queue.save(run, failure(run, arguments(run)[1], reason))
+                        elif run is not None:
+                            queue.put_back(run)
+                        elif last:
+                            raise KalmanClipError(f"Worker processes die before they do anything: {reason}.") from death
+                    else:
+                        idle.append(worker)
+                        deaths[None] = 0
+                        if run is not None and record is not None:
+                            queue.save(run, record)
+                    del busy[worker]
                 yield
         finally:
-            crew.close()
+            for worker in (*busy, *idle):
+                worker.kill()

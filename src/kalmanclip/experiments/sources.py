@@ -1,4 +1,4 @@
-"""Data sets of a comparison, found once, so that every process can read them again and notice if they changed."""
+"""Data sets of a comparison, found once; every process can read them again and notice if they changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Source:
     shifts: tuple[ShiftSource, ...] = ()
 
     def read(self) -> Splits:
-        """The parts of the data set; train and test are there.
+        """Read the parts of the data set; train and test are there.
 
         Raises:
             DataError: it is not what it was when it was found.
@@ -63,7 +63,7 @@ class Source:
         return views
 
     def read_shifts(self, views: Splits) -> dict[str, Shift]:
-        """The extra test sets by name, for the classes of ``views``.
+        """Read the extra test sets, by name, for the classes of ``views``.
 
         Raises:
             DataError: one is not what it was when it was found.
@@ -87,7 +87,7 @@ def find_sources(
     shifts: Iterable[str] = (),
     draws: Iterable[tuple[int, int]] = (),
 ) -> list[Source]:
-    """Finds data sets; no image is opened.
+    """Find data sets; no image is opened.
 
     Args:
         spellings: see `kalmanclip.data.resolve`.
@@ -123,7 +123,7 @@ def find_sources(
 
 
 def read_views(spelling: str, root: str | None = None) -> Splits:
-    """The parts of a data set by its spelling; train and test are there."""
+    """Read the parts of a data set by its spelling; train and test are there."""
     views = read_data(spelling, root)
     if views.train is None:
         raise ConfigError(f"The data set {spelling} has no images to learn from, so there is nothing to compare on it.")
@@ -142,13 +142,13 @@ def _check_draws(views: Splits, draws: Iterable[tuple[int, int]]) -> None:
 
 
 def split_template(given: str) -> tuple[str | None, str]:
-    """The data set that a template is for, None for all, and the template itself."""
+    """Return the data set that a template is for, None for all, and the template itself."""
     match = _FOR_ONE.fullmatch(given)
     return (match[1], match[2]) if match else (None, given)
 
 
 def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The templates of each data set; its own win over those for all."""
+    """Return the templates of each data set; its own win over those for all."""
     general: list[str] = []
     own: dict[str, list[str]] = {}
     for template in templates:
@@ -165,7 +165,7 @@ def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[s
 
 
 def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Splits]]) -> dict[str, tuple[ShiftSource, ...]]:
-    """Which shifts have the classes of which data set, by the data set's name."""
+    """Return the shifts that have the classes of a data set, by the data set's name."""
     belonging: dict[str, tuple[ShiftSource, ...]] = {source.name: () for source, _ in found}
     names: dict[str, str] = {}
     for spelling in spellings:

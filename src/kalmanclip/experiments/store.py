@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.execute import FORMAT
 from kalmanclip.experiments.run import Run, address_of
-from kalmanclip.files import read_json, write_json_atomic
+from kalmanclip.experiments.run_one import FORMAT
+from kalmanclip.files import read_json, remove_abandoned, write_json_atomic
 
 Record = dict[str, Any]
 
@@ -31,32 +31,33 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str], also: Iterable[str | os.PathLike[str]] = ()) -> None:
         self.folder = Path(folder)
         self.also = tuple(Path(other) for other in also)
+        remove_abandoned(self.folder)
 
     def path(self, run: Run) -> Path:
-        """The file of a run."""
+        """Return the file of a run."""
         return self.folder / f"{run.address}.json"
 
     def record(self, run: Run) -> Record | None:
-        """The record of a run that is done or has failed; None where it is missing, damaged, or another run's."""
+        """Return the record of a run, done or failed; None where it is missing, damaged, or another run's."""
         found = (_read(folder / self.path(run).name) for folder in (self.folder, *self.also))
         own = [record for record in found if record is not None and address_of(record["run"]) == run.address]
         return next((record for record in own if record["status"] == "done"), own[0] if own else None)
 
     def finished(self, run: Run) -> Record | None:
-        """The record of a run that is done; None also for one that has failed."""
+        """Return the record of a run that is done; None also for one that has failed."""
         record = self.record(run)
         return record if record is not None and record["status"] == "done" else None
 
     def save(self, run: Run, record: Record) -> None:
-        """Writes the record of a run, completely or not at all."""
+        """Write the record of a run, completely or not at all."""
         write_json_atomic(self.path(run), record, DataError)
 
     def records(self) -> list[Record]:
-        """All records there are, whoever planned them, in the order of their addresses; damaged ones are left out."""
+        """Return all records, whoever planned them, in the order of their addresses; damaged ones are left out."""
         return self.contents()[0]
 
     def contents(self) -> tuple[list[Record], list[Path]]:
-        """All records as `records` gives them, and the files whose names promise one that is not in them."""
+        """Return all records as `records` does, and the files that are named like a record but hold none."""
         records, damaged = [], []
         for path in sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)):
             record = _read(path)

@@ -15,7 +15,7 @@ from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.contamination import Contamination
 from kalmanclip.experiments.paper.forms import ZERO_SHOT
 from kalmanclip.experiments.paper.study import Study
-from kalmanclip.experiments.places import without_paths
+from kalmanclip.experiments.provenance import shorten_paths
 from kalmanclip.experiments.run import Run, plan
 from kalmanclip.experiments.sources import Source, find_sources, split_template
 from kalmanclip.experiments.variants import Variant
@@ -188,4 +188,4 @@ def _reason(name: str, root: str | os.PathLike[str] | None, problem: Exception) 
     known = DATA_SETS.get(name)
     if known is not None and known.find(data_root(root)) is None:
         return "not on this machine"
-    return without_paths(str(problem))
+    return shorten_paths(str(problem))

@@ -1,4 +1,4 @@
-"""How the runs of a plan are done: the options that commands with many runs share, and the doing."""
+"""The options that commands with many runs share, and doing the runs as they say."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ GpusPerRun = Annotated[
 
 
 @dataclass(frozen=True)
-class Running:
-    """What those options were set to; `run_planned` follows it.
+class RunOptions:
+    """The values of those options, for `run_planned`.
 
     Attributes:
         device: where the backbones lie; None: a GPU if there is one.
@@ -74,7 +74,7 @@ class Running:
     retry_failed: bool = False
 
     def check(self) -> None:
-        """Refuses what cannot work, before data sets are read.
+        """Refuse what cannot work, before data sets are read.
 
         Raises:
             ConfigError: options contradict each other, the device is not here, or Ray is not installed.
@@ -88,35 +88,37 @@ class Running:
             raise ConfigError(
                 "With --ray the nodes have the devices: instead of --device give --gpus-per-run, or none."
             )
-        from kalmanclip.experiments.ray_pool import check_share, require_ray
+        from kalmanclip.experiments.ray_workers import check_share, require_ray
 
         check_share(self.gpus_per_run or 0.0)
         require_ray()
 
 
 def run_planned(
-    runs: Sequence[Run], sources: Sequence[Source], store: Store, model: str | None, running: Running
+    runs: Sequence[Run], sources: Sequence[Source], store: Store, model: str | None, options: RunOptions
 ) -> list[dict[str, Any]]:
-    """The records of all runs, in their order, with progress bars; says what is there already and what Ctrl-C leaves.
+    """Do the runs with progress bars and return the records of all, in their order.
 
     Args:
         runs: what to do; those that the store has are not done again.
         sources: the data sets they name.
-        store: where results are kept; its folder exists.
+        store: where results are saved; its folder exists.
         model: how the runs' backbone is spelled here; None: as the runs name it.
-        running: how.
+        options: how.
     """
+    import torch
+
     from kalmanclip.experiments import run_all
 
-    running.check()
-    _tell_what_is_there(runs, store, running.retry_failed)
-    device, cache = running.device or _best_device(), _cache(running.cache)
-    if running.ray is None and any(store.record(run) is None for run in runs):
-        from kalmanclip.experiments.execute import backbone_of
+    options.check()
+    _note_finished(runs, store, options.retry_failed)
+    device, cache = options.device or ("cuda" if torch.cuda.is_available() else "cpu"), _cache(options.cache)
+    if options.ray is None and any(store.record(run) is None for run in runs):
+        from kalmanclip.experiments.run_one import backbone_of
 
         with waiting("Loading the model"):
             # weights that cannot be had are no result of any run; a single worker is this process, which keeps them
-            here = device if running.workers == 1 else "cpu"
+            here = device if options.workers == 1 else "cpu"
             backbone_of(model or runs[0].model, here, None if cache is None else str(cache))
     try:
         with bars() as show:
@@ -125,17 +127,17 @@ def run_planned(
                 sources,
                 store,
                 device=device,
-                workers=running.workers,
+                workers=options.workers,
                 progress=lambda done, total: show("runs", done, total),
                 cache=cache,
-                retry=running.retry_failed,
+                retry=options.retry_failed,
                 waiting=lambda count: show("runs of other processes", 0, count),
                 model=model,
                 within=lambda stage, done, total: show("this run", done, total),
-                attempts=running.attempts,
-                cpus_per_run=running.cpus_per_run,
-                gpus_per_run=running.gpus_per_run or 0.0,
-                ray=running.ray,
+                attempts=options.attempts,
+                cpus_per_run=options.cpus_per_run,
+                gpus_per_run=options.gpus_per_run or 0.0,
+                ray=options.ray,
             )
     except KeyboardInterrupt:
         done = sum(store.finished(run) is not None for run in runs)
@@ -143,7 +145,7 @@ def run_planned(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _tell_what_is_there(runs: Sequence[Run], store: Store, retry: bool) -> None:
+def _note_finished(runs: Sequence[Run], store: Store, retry: bool) -> None:
     records = [record for run in runs if (record := store.record(run)) is not None]
     failed = sum(record["status"] == "failed" for record in records)
     before = len(records) - (failed if retry else 0)
@@ -153,16 +155,10 @@ def _tell_what_is_there(runs: Sequence[Run], store: Store, retry: bool) -> None:
 
 
 def _cache(choice: str | None) -> Path | None:
-    """The folder of the cache, and a note if nothing more can be kept there."""
+    """Return the folder of the cache, after a note if nothing more fits there."""
     from kalmanclip.encoders import FeatureCache, cache_folder
 
     folder = cache_folder(choice)
     if folder is not None and (trouble := FeatureCache(folder).trouble()):
         note(f"{trouble} Images that are not in it are encoded for every run. Another place: --cache.")
     return folder
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""One run, from the data set to the record of its result. Methods are known by their two verbs only."""
+"""One run, from the data set to the record of its result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from kalmanclip.data import Splits, few_shot_task
 from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
-from kalmanclip.experiments.environment import code_version, environment
-from kalmanclip.experiments.models import split_precision
-from kalmanclip.experiments.places import without_places
+from kalmanclip.experiments.provenance import code_version, environment, redact, split_precision
 from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
 from kalmanclip.methods import CONFIGS, Progress, make_method, silent
@@ -31,7 +29,7 @@ FORMAT = 1
 # A process does many runs on few backbones and data sets; both take longer to load than many runs take.
 @lru_cache(maxsize=1)
 def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
-    """The backbone of that name, kept for the next run of this process."""
+    """Return the backbone of that name; the last one stays loaded for the next run of this process."""
     name, precision = split_precision(name)
     backbone = load_backbone(name, device, precision)
     return replace(backbone, cache=None if cache is None else FeatureCache(cache))
@@ -47,7 +45,7 @@ def _shifts(source: Source) -> dict[str, Shift]:
     return source.read_shifts(_views(source))
 
 
-def execute(
+def run_one(
     run: Run,
     source: Source,
     device: str,
@@ -55,7 +53,7 @@ def execute(
     model: str | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Does a run and returns its record: plain JSON values, ``status`` "done" or "failed".
+    """Do a run and return its record: plain JSON values, ``status`` "done" or "failed".
 
     A run that fails is a result too: the others of a comparison go on, and the table says why this one is missing.
 
@@ -64,7 +62,7 @@ def execute(
         source: the data set that it names.
         device: where the backbone lies.
         cache: a folder for products of the frozen backbone; None: they are computed in every run.
-        model: how the run's backbone is spelled here, where that is not its name (see `models.model_name`).
+        model: how the run's backbone is spelled here, where that is not its name (see `provenance.model_name`).
         progress: called as ``progress(stage, done, total)``.
     """
     try:
@@ -74,24 +72,24 @@ def execute(
         return failure(run, source, str(error)) | {"error": type(error).__name__}  # some are findings about the method
     except Exception as error:
         # not one of ours, so a bug or a full memory: what is needed to find it goes into the record
-        trace = without_places(traceback.format_exc(), source)
+        trace = redact(traceback.format_exc(), source)
         return failure(run, source, f"unexpected {type(error).__name__}: {error}") | {"traceback": trace}
 
 
 def failure(run: Run, source: Source, reason: str) -> dict[str, Any]:
-    """The record of a run that failed, be it that its process did."""
-    return _head(run) | {"status": "failed", "reason": without_places(reason, source)}
+    """Return the record of a run that failed, or whose process died."""
+    return _head(run) | {"status": "failed", "reason": redact(reason, source)}
 
 
 def _head(run: Run) -> dict[str, Any]:
-    """What a record says of its run, however that ended."""
+    """Return the entries of a record that do not depend on how the run ended."""
     plain = run.to_dict()
     head = {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
     return head | ({"by_data": list(run.by_data)} if run.by_data else {})
 
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:
-    """Draws the task, lets the method learn, and measures it on the test images and on those of the shifts."""
+    """Draw the task, fit the method, and measure it on the test images and on those of the shifts."""
     views = _views(source)
     served = _served(backbone)
     assert views.train is not None
@@ -131,7 +129,7 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
 
 
 def _served(backbone: Backbone) -> int:
-    """How many images' products came out of the cache so far."""
+    """Return the number of images that the cache has served so far."""
     return 0 if backbone.cache is None else backbone.cache.served
 
 
@@ -141,6 +139,6 @@ def _probabilities(logits: torch.Tensor) -> np.ndarray:
 
 
 def measures(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """What is measured of probabilities (N, C) and labels (N,)."""
+    """Return all metrics of probabilities (N, C) and labels (N,)."""
     bins = [asdict(row) for row in reliability_table(probabilities, labels)]
     return {**summarise(probabilities, labels), "reliability": bins}

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster. Results come back to the process that asked for them: the nodes write no results."""
+"""Workers on a Ray cluster. Results come back to the driver: the nodes write none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.experiments.execute import execute
-from kalmanclip.experiments.pool import Arguments, WorkerDied, prepare
+from kalmanclip.experiments.run_one import run_one
+from kalmanclip.experiments.workers import Arguments, WorkerDied, prepare_worker
 
-REACH = 20.0
+CONNECT_TIMEOUT = 20.0
 """Seconds after which a cluster that does not answer is given up."""
-_CLIENT = "ray://"
-"""How addresses for computers outside a cluster begin. Their jobs end with the connection; a driver inside is safer."""
 
 
 def require_ray() -> Any:
-    """The package.
+    """Import the package and return it.
 
     Raises:
         ConfigError: it is not installed.
@@ -36,7 +34,7 @@ def require_ray() -> Any:
 
 
 def check_share(gpus: float) -> None:
-    """Refuses numbers of GPUs that Ray cannot give to a run."""
+    """Refuse numbers of GPUs that Ray cannot give to a run."""
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
         raise ConfigError(
             f"A run can have a share of one GPU, such as 0.5, or whole ones, not {gpus:g}. Change --gpus-per-run."
@@ -64,7 +62,7 @@ class RayPool:
         self._ours = False
 
     def __enter__(self) -> RayPool:
-        """Connects.
+        """Connect.
 
         Raises:
             ConfigError: there is no such cluster, or none of its nodes is large enough.
@@ -86,24 +84,25 @@ class RayPool:
             self.ray.shutdown()
 
     def size(self) -> int:
-        """How many workers the nodes that are alive have room for."""
-        return sum(room(node["Resources"], self.cpus, self.gpus) for node in self.ray.nodes() if node["Alive"])
+        """Return how many workers fit onto the nodes that are alive."""
+        alive = (node for node in self.ray.nodes() if node["Alive"])
+        return sum(workers_on(node["Resources"], self.cpus, self.gpus) for node in alive)
 
-    def hire(self) -> RayWorker:
-        """A new worker, on whichever node has room for it."""
+    def start(self) -> RayWorker:
+        """Start a worker, on whichever node it fits."""
         actors = self.ray.remote(_Actor).options(num_cpus=self.cpus, num_gpus=self.gpus)
         settings = {name: value for name, value in os.environ.items() if name.startswith("KALMANCLIP_")}
         return RayWorker(self.ray, actors.remote(self.cpus, str(Path.cwd()), settings))
 
     def wait(self, workers: Sequence[RayWorker], seconds: float) -> list[RayWorker]:
-        """Those that have spoken or died."""
-        by_answer = {worker.promise: worker for worker in workers}
-        ready, _ = self.ray.wait(list(by_answer), num_returns=1, timeout=seconds)
-        return [by_answer[answer] for answer in ready]
+        """Return the workers that have a result or died."""
+        by_result = {worker.pending: worker for worker in workers}
+        ready, _ = self.ray.wait(list(by_result), num_returns=1, timeout=seconds)
+        return [by_result[result] for result in ready]
 
 
 class RayWorker:
-    """An actor. Ray itself restarts nothing: `crew.Crew` counts attempts, here as on one computer.
+    """An actor. Ray itself restarts nothing: `runner` counts attempts, here as on one computer.
 
     Args:
         ray: the package.
@@ -112,28 +111,28 @@ class RayWorker:
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
-        self.promise = actor.ready.remote()
+        self.pending = actor.ready.remote()
 
-    def give(self, arguments: Arguments) -> None:
-        """Lets it do a run."""
-        self.promise = self._actor.execute.remote(arguments)
+    def submit(self, arguments: Arguments) -> None:
+        """Start a run."""
+        self.pending = self._actor.run_one.remote(arguments)
 
-    def answer(self) -> dict[str, Any] | None:
-        """What it said."""
+    def result(self) -> dict[str, Any] | None:
+        """Return the result."""
         try:
-            answer: dict[str, Any] | None = self._ray.get(self.promise)
-            return answer
+            result: dict[str, Any] | None = self._ray.get(self.pending)
+            return result
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(_cause(error)) from error
 
-    def end(self) -> None:
-        """Ends it at once."""
+    def kill(self) -> None:
+        """End it at once."""
         with suppress(Exception):  # the cluster may be gone, too
             self._ray.kill(self._actor)
 
 
 class _Actor:
-    """What runs on a node.
+    """A worker as it runs on a node.
 
     Args:
         threads: of torch.
@@ -142,21 +141,21 @@ class _Actor:
     """
 
     def __init__(self, threads: int, folder: str, settings: dict[str, str]) -> None:
-        prepare(threads)
+        prepare_worker(threads)
         os.environ.update(settings)
         with suppress(OSError):  # it matters to relative paths only, and then the run says what is missing
             os.chdir(folder)
 
     def ready(self) -> None:
-        """Answers when the actor is there."""
+        """Return when the actor is there."""
 
-    def execute(self, arguments: Arguments) -> dict[str, Any]:
-        """Does a run."""
-        return execute(*arguments)
+    def run_one(self, arguments: Arguments) -> dict[str, Any]:
+        """Do a run."""
+        return run_one(*arguments)
 
 
-def room(resources: dict[str, float], cpus: int, gpus: float) -> int:
-    """How many workers fit onto a node: a share of a GPU is a share of one GPU, never of two."""
+def workers_on(resources: dict[str, float], cpus: int, gpus: float) -> int:
+    """Return how many workers fit onto a node: a share of a GPU is a share of one GPU, never of two."""
     fits = int(resources.get("CPU", 0) // cpus)
     if not gpus:
         return fits
@@ -178,15 +177,16 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Knocks at the door, since Ray itself waits for minutes."""
+    """Try the port, since Ray itself waits for minutes."""
     host, _, port = address.rpartition(":")
-    if address.startswith(_CLIENT) or not host or not port.isdigit():
+    # ray:// is for computers outside a cluster; their jobs end with the connection, so a driver inside is safer
+    if address.startswith("ray://") or not host or not port.isdigit():
         raise ConfigError(
             f"The address of a Ray cluster is auto, local or HOST:PORT, not {address!r}. Give the command on a "
             "computer that belongs to the cluster."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         raise ConfigError(_unreachable(address, error.strerror or str(error))) from error
 
@@ -199,7 +199,7 @@ def _unreachable(address: str, why: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What Ray says about a death, in one line: it says much, the gist in the first sentence of one of the lines."""
+    """Return in one line why Ray says that a worker died: the first sentence of the last line that gives a reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     telling = [line for line in lines if "because" in line or "died" in line or "Error" in line]
     return (telling or lines)[-1].split(". ")[0].rstrip(".")
