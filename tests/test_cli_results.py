@@ -9,7 +9,7 @@ from tests.experiments.conftest import make_record
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.spec import Contamination
 
 runner = CliRunner()
 RECORDS = [make_record(0.5 + s / 10, method=m, seed=s) for m in ("kalman", "gda") for s in (1, 2)]

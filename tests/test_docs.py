@@ -9,10 +9,10 @@ from benchmarks import comparison, figures, paper, table
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.cells import Place
 from kalmanclip.experiments.report import by_backbone
-from kalmanclip.experiments.run import method_options
+from kalmanclip.experiments.spec import method_options
 from kalmanclip.experiments.select import Selection, choose
 from kalmanclip.experiments.table import to_markdown
-from kalmanclip.experiments.variants import find_variants
+from kalmanclip.experiments.spec import find_variants
 
 # a distribution has the tests without the measurements
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.experiments.conftest import make_record as record_of
 
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.difference import ABSENT, Difference
 
 

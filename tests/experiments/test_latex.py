@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalmanclip.experiments.cells import Grid
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.latex import WIDTH, escape, to_latex
 from kalmanclip.experiments.table import make_tables, to_markdown
 

@@ -10,7 +10,7 @@ from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.cells import label_of, share_of
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.select import Selection, choose, find_results
 
 RECORDS = [

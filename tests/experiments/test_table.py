@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.experiments.cells import Grid, Place
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.figure import draw_figure
 from kalmanclip.experiments.report import in_order, write_report
 from kalmanclip.experiments.table import MEASURES, make_tables, to_csv, to_markdown

@@ -27,7 +27,6 @@ from kalmanclip.cli import (
 )
 from kalmanclip.cli.guard import set_debug
 from kalmanclip.cli.register import register
-from kalmanclip.cli.spread import Spread
 
 app = typer.Typer(
     name="kalmanclip",
@@ -68,8 +67,8 @@ register(app, fit.fit, fit.EXAMPLES)
 register(app, predict.predict, predict.EXAMPLES)
 register(app, evaluate.evaluate, evaluate.EXAMPLES)
 register(app, retrieve.retrieve, retrieve.EXAMPLES)
-register(app, compare.compare, compare.EXAMPLES, cls=Spread)
-register(app, paper.paper, paper.EXAMPLES, cls=Spread)
+register(app, compare.compare, compare.EXAMPLES)
+register(app, paper.paper, paper.EXAMPLES)
 register(app, fuse.fuse, fuse.EXAMPLES)
 register(app, page.app, page.EXAMPLES)
 register(app, export.export, export.EXAMPLES)

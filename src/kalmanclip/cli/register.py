@@ -6,29 +6,21 @@ import inspect
 from collections.abc import Callable
 
 import typer
-from typer.core import TyperCommand
 
 from kalmanclip.cli.guard import guarded
 
 
-def register(
-    app: typer.Typer,
-    command: Callable[..., None],
-    examples: str,
-    name: str | None = None,
-    cls: type[TyperCommand] | None = None,
-) -> None:
-    """Makes ``command`` a command of ``app``.
+def register(app: typer.Typer, command: Callable[..., None], examples: str, name: str | None = None) -> None:
+    """Make ``command`` a command of ``app``.
 
     Args:
         app: the program, or a part of it.
         command: its docstring is the help.
         examples: one per line.
         name: where it is not that of the function.
-        cls: how its arguments are parsed; None: as usual.
     """
     # typer keeps a docstring's line ends, which are those of the source file and not of the reader's screen
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     lines = "\n\n".join(f"  {line}" for line in examples.strip().splitlines())
-    app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{lines}", cls=cls)(guarded(command))
+    app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{lines}")(guarded(command))

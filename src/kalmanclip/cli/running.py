@@ -12,13 +12,20 @@ import typer
 from kalmanclip.cli.common import check_device
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.screen import bars, note, waiting
-from kalmanclip.errors import ConfigError
+from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kalmanclip.experiments import Run, Source, Store
 
 ATTEMPTS = 3
 
+Also = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Further results, only read: runs in them are not done again. A folder, or a file with one line per run "
+        "(.jsonl); repeat the option for several."
+    ),
+]
 Workers = Annotated[
     int, typer.Option(help="Processes here, each with its own copy of the model; with --ray the cluster counts.", min=1)
 ]
@@ -47,6 +54,13 @@ CpusPerRun = Annotated[
 GpusPerRun = Annotated[
     float | None, typer.Option(help="With --ray: GPUs of a run, such as 0.5 for two runs per GPU. Default: 0, no GPU.")
 ]
+
+
+def check_also(also: Sequence[Path] | None) -> None:
+    """Refuse results of elsewhere that are not there."""
+    for path in also or ():
+        if not path.exists():
+            raise DataError(f"There is no folder {path}. --also takes folders of results, or .jsonl files.")
 
 
 @dataclass(frozen=True)

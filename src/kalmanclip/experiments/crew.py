@@ -10,7 +10,7 @@ from typing import Any, Generic
 from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments.execute import failure
 from kalmanclip.experiments.pool import AnyWorker, Arguments, Pool, WorkerDied
-from kalmanclip.experiments.run import Run
+from kalmanclip.experiments.spec import Run
 
 
 class Crew(Generic[AnyWorker]):

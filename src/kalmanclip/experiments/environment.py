@@ -14,6 +14,8 @@ import torch
 import kalmanclip
 from kalmanclip.encoders import Backbone
 
+NUMERICAL = ("filtering", "observation", "encoders", "methods", "data", "prediction", "metrics")
+"""The folders whose code can change a number."""
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "numpy", "pillow", "scikit-learn")
 
 
@@ -32,10 +34,14 @@ def environment(backbone: Backbone) -> dict[str, Any]:
 
 @cache
 def code_version() -> dict[str, str]:
-    """The package's version and a hash of its Python files: two results of the same hash ran the same code."""
+    """Return the package's version and a hash of the files in `NUMERICAL`.
+
+    Two results of the same hash ran the same code; the command line, reports and the page can change no number.
+    """
     root = Path(kalmanclip.__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+    files = [file for folder in NUMERICAL for file in (root / folder).rglob("*.py")]
+    for file in sorted(files, key=lambda path: path.relative_to(root).as_posix()):
         digest.update(f"{file.relative_to(root).as_posix()}\n".encode())
         digest.update(file.read_bytes())
     return {"version": kalmanclip.__version__, "source": digest.hexdigest()}

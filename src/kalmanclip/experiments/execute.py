@@ -17,16 +17,14 @@ from kalmanclip.data.shift import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
 from kalmanclip.experiments.environment import code_version, environment
+from kalmanclip.experiments.jsonl import FORMAT
 from kalmanclip.experiments.models import split_precision
 from kalmanclip.experiments.places import without_places
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.methods import CONFIGS, Progress, make_method, silent
 from kalmanclip.metrics import reliability_table
 from kalmanclip.metrics.summary import summarise
-
-FORMAT = 1
-"""Of the record; a file of another format is made again."""
 
 
 # A process does many runs on few backbones and data sets; both take longer to load than many runs take.
@@ -86,9 +84,7 @@ def failure(run: Run, source: Source, reason: str) -> dict[str, Any]:
 
 def _head(run: Run) -> dict[str, Any]:
     """What a record says of its run, however that ended."""
-    plain = run.to_dict()
-    head = {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
-    return head | ({"by_data": list(run.by_data)} if run.by_data else {})
+    return {"format": FORMAT, "address": run.address, "run": run.to_dict(), "code": code_version()} | run.names
 
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:

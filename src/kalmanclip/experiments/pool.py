@@ -24,8 +24,8 @@ import torch
 
 from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments.execute import execute
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.memory import share_with
 from kalmanclip.process import keep_freed_memory, sleep_while_waiting
 

@@ -14,8 +14,8 @@ from kalmanclip.experiments.claims import Claims
 from kalmanclip.experiments.crew import Crew
 from kalmanclip.experiments.execute import execute
 from kalmanclip.experiments.pool import Arguments, LocalPool, Pool
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.experiments.store import Record, Store
 from kalmanclip.methods import Progress, silent
 
@@ -96,9 +96,8 @@ def run_all(
 
 def named(record: Record, run: Run) -> Record:
     """A record with the names of this plan, whoever made it and whatever they called it."""
-    names = {"label": run.label, "run": record["run"] | {"data": run.data}}
-    names |= {"by_data": list(run.by_data)} if run.by_data else {}
-    return {name: value for name, value in record.items() if name != "by_data"} | names
+    unnamed = {name: value for name, value in record.items() if name not in ("label", "by_data", "study", "studies")}
+    return unnamed | run.names | {"run": record["run"] | {"data": run.data}}
 
 
 class _Jobs:
