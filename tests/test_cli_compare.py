@@ -12,10 +12,10 @@ import sys
 import time
 
 import pytest
+from kalmanclip.experiments.table import METRICS
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.experiments.table import METRICS
 
 runner = CliRunner()
 REPORT = {"table.csv", "table.md", "results.json", "figure.png", "figure.svg"}

@@ -5,14 +5,13 @@ import re
 
 import pytest
 from benchmarks import comparison, figures, paper, table
+from kalmanclip.experiments.cells import Place
+from kalmanclip.experiments.table import to_markdown
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import Place
 from kalmanclip.experiments.report import by_backbone
-from kalmanclip.experiments.spec import method_options
 from kalmanclip.experiments.select import Selection, choose
-from kalmanclip.experiments.table import to_markdown
-from kalmanclip.experiments.spec import find_variants
+from kalmanclip.experiments.spec import find_variants, method_options
 
 # a distribution has the tests without the measurements
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")

@@ -4,10 +4,9 @@ import pytest
 from PIL import Image
 
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.execute import execute
-from kalmanclip.experiments.spec import plan
 from kalmanclip.experiments.sources import find_sources, read_views
+from kalmanclip.experiments.spec import Contamination, plan
 
 
 def make_images(folder, classes, count):

@@ -190,7 +190,7 @@ def _sheet(study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None],
 
     records = [named(record, run) for run in runs if (record := store.record(run)) is not None]
     shifts = {name: [s.name for s in source.shifts] if source else list(study.shifts) for name, source in sets.items()}
-    return fill(study, shifts, records, found.missing, len(runs))
+    return fill(study, shifts, records, found.missing, runs)
 
 
 def _records(runs: Mapping[str, Sequence[Run]], store: Store) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from kalmanclip.experiments.jsonl import Record
 from kalmanclip.experiments.paper.gaps import RULE
 from kalmanclip.experiments.paper.study import ZERO_SHOT, Form, Sets, Study, title_of
 from kalmanclip.experiments.render import Table, escape, to_markdown
+from kalmanclip.experiments.spec import Run
 
 _KEPT = 0.9
 CRITERION = (
@@ -69,7 +70,11 @@ class Sheet:
 
 
 def fill(
-    study: Study, sets: Sets, records: Sequence[Record], missing: Mapping[str, str] | None = None, planned: int = 0
+    study: Study,
+    sets: Sets,
+    records: Sequence[Record],
+    missing: Mapping[str, str] | None = None,
+    planned: Sequence[Run] = (),
 ) -> Sheet:
     """Return the filled sheet of a study.
 
@@ -78,7 +83,7 @@ def fill(
         sets: its data sets with the names of their shifts, also those that are not here.
         records: of its runs, under the names of the plan; runs without a record are shown as missing.
         missing: by name of a data set or shift, why it is not here.
-        planned: how many runs there are in all.
+        planned: all its runs.
     """
     missing = missing or {}
     learned = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
@@ -99,7 +104,8 @@ def fill(
     failed = 0 if frame.empty else int(((runs["status"] == "failed") & runs["accuracy"].isna()).sum())
     wanted = {*sets, *study.shifts}
     absent = {title_of(name): reason for name, reason in missing.items() if name in wanted}
-    sheet = Sheet(study, form, table, missing=absent, runs=planned, done=len(runs) - failed, failed=failed)
+    wanted_runs = sum(run.data not in idle for run in planned)
+    sheet = Sheet(study, form, table, missing=absent, runs=wanted_runs, done=len(runs) - failed, failed=failed)
     if not sheet.done:
         return sheet
     sheet = replace(sheet, findings=tuple(study.findings(sheet)))
@@ -112,7 +118,7 @@ def _judged(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     start = frame[(frame["label"] == ZERO_SHOT) & (frame["status"] == "done") & (frame["shift"] == "")]
     start = start.drop_duplicates(["data", "seed"]).set_index(["data", "seed"])[["accuracy", "nll"]]
-    frame = frame.join(start, on=["data", "seed"], rsuffix="_before")
+    frame = frame.join(start.add_suffix("_before"), on=["data", "seed"])
     frame["value"] = 100 * (frame["accuracy"] - (frame["accuracy_before"] if study.gain else 0))
     if study.gain:
         lost = (frame["status"] == "done") & frame["accuracy_before"].isna()

@@ -7,13 +7,32 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from tests.experiments import paper_sheets
 
-from kalmanclip.experiments.paper.draw import COLOURS, draw_bars, draw_heat, draw_lines
-from kalmanclip.experiments.paper.sheet import Entry
+from kalmanclip.experiments.aggregate import Cell
+from kalmanclip.experiments.figure import COLOURS, draw_bars, draw_heat, draw_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = {"row_title": "α", "column_title": "share"}
+
+
+def cell(mean=None, std=0.0, **more):
+    """A cell with this mean and deviation over two seeds, or with one seed."""
+    if mean is None:
+        return Cell(**more)
+    apart = std / 2**0.5
+    return Cell({1: mean - apart, 2: mean + apart} if std else {1: mean}, **more)
+
+
+def lines(label="Ours", printed=(61.0, 75.0)):
+    return {label: {k: cell(60.0 + k, 1.0, printed=p) for k, p in zip((1, 16), printed, strict=True)}}
+
+
+GRID = {(r, c): cell(50.0 + r + c, printed=51.0 + c) for r in range(2) for c in range(2)}
+GRID |= {(0, 0): Cell(diverged=3, printed="Diverge"), (1, 1): Cell(printed="Diverge", missing="not run yet")}
+
+
+def heat():
+    return draw_heat("title", ("0", "0.01"), ("1%", "50%"), GRID, **NAMES)
 
 
 def texts(picture):
@@ -31,9 +50,17 @@ def _no_warnings():
         yield
 
 
-@pytest.mark.parametrize("make", [paper_sheets.figure2, paper_sheets.figure3, paper_sheets.table3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: draw_lines("title", {name: lines() for name in "abcd"}, ours=("Ours",)),
+        lambda: draw_bars("title", lines()["Ours"] | {"none": Cell()}),
+        heat,
+    ],
+    ids=["lines", "bars", "heat"],
+)
 def test_the_same_numbers_give_the_same_bytes_in_both_formats(make):
-    (first,), (second,) = make().pictures, make.__wrapped__().pictures
+    first, second = make(), make()
     assert (first.svg, first.png) == (second.svg, second.png)
     assert first.title
     image = Image.open(io.BytesIO(first.png))
@@ -42,14 +69,14 @@ def test_the_same_numbers_give_the_same_bytes_in_both_formats(make):
 
 
 def test_lines_show_every_panel_and_line_and_the_papers_dashed():
-    panels = {"Pets": {"Ours": {1: Entry(60.0, 1.0, 3, printed=61.0), 16: Entry(70.0, 1.0, 3, printed=75.0)}}}
-    panels["DTD"] = {"CoOp": {1: Entry(50.0), 16: Entry(seeds=2, diverged=2)}}
-    picture = draw_lines("title", panels, ours="Ours")
+    panels = {"Pets": {"Ours": {1: cell(60.0, 1.0, printed=61.0), 16: cell(70.0, 1.0, printed=75.0)}}}
+    panels["DTD"] = {"CoOp": {1: cell(50.0), 16: cell(diverged=2)}}
+    picture = draw_lines("title", panels, ours=("Ours",))
     shown = texts(picture)
     assert {"Pets", "DTD", "Ours", "CoOp", "dashed: the paper's", "diverged", "images per class"} <= set(shown)
     assert "title" not in shown
     assert dashed(picture) == 2  # the line and its key
-    without = {"DTD": {"CoOp": {1: Entry(50.0), 16: Entry(51.0)}}}
+    without = {"DTD": {"CoOp": {1: cell(50.0), 16: cell(51.0)}}}
     plain = draw_lines("title", without)
     assert not {"dashed: the paper's", "diverged", "not measured here"} & set(texts(plain))
     assert dashed(plain) == 0
@@ -57,16 +84,16 @@ def test_lines_show_every_panel_and_line_and_the_papers_dashed():
 
 def test_two_readings_of_one_printed_line_share_it():
     def lines(other):
-        entries = {k: Entry(50.0 + k, printed=60.0 + k) for k in (1, 2)}
-        return {"Pets": {"Ours (a)": entries, "Ours (b)": {k: Entry(40.0 + k, printed=other + k) for k in (1, 2)}}}
+        entries = {k: cell(50.0 + k, printed=60.0 + k) for k in (1, 2)}
+        return {"Pets": {"Ours (a)": entries, "Ours (b)": {k: cell(40.0 + k, printed=other + k) for k in (1, 2)}}}
 
     assert dashed(draw_lines("title", lines(60.0))) == 2
     assert dashed(draw_lines("title", lines(62.0))) == 3
 
 
 def test_the_paper_s_method_has_the_first_colour_wherever_it_stands():
-    lines = {label: {1: Entry(50.0), 2: Entry(60.0)} for label in ("CoOp", "Ours")}
-    for ours, first in (("Ours", "Ours"), ("", "CoOp")):
+    lines = {label: {1: cell(50.0), 2: cell(60.0)} for label in ("CoOp", "Ours")}
+    for ours, first in ((("Ours",), "Ours"), ((), "CoOp")):
         root = ElementTree.fromstring(draw_lines("title", {"Pets": lines}, ours=ours).svg)
         (legend,) = (g for g in root.iter(f"{SVG}g") if (g.get("id") or "").startswith("legend"))
         keys = [
@@ -77,28 +104,27 @@ def test_the_paper_s_method_has_the_first_colour_wherever_it_stands():
 
 
 def test_a_panel_without_a_number_of_ours_says_so():
-    assert "not measured here" in texts(draw_lines("title", {"Pets": {"Ours": {1: Entry(printed=60.0)}}}))
+    assert "not measured here" in texts(draw_lines("title", {"Pets": {"Ours": {1: cell(printed=60.0)}}}))
 
 
 def test_bars_have_signed_numbers_and_the_paper_s_where_it_has_some():
-    entries = {"Pets": Entry(3.04, 0.5, 3, printed=2.5), "DTD": Entry(-1.26), "MNIST": Entry(seeds=1, diverged=1)}
+    entries = {"Pets": cell(3.04, 0.5, printed=2.5), "DTD": cell(-1.26), "MNIST": cell(diverged=1)}
     shown = texts(draw_bars("title", entries))
     assert {"Pets", "DTD", "MNIST", "+3.0", "+2.5", "−1.3", "diverged", "here", "the paper's"} <= set(shown)
-    alone = texts(draw_bars("title", {"DTD": Entry(-1.26), "EuroSAT": Entry(missing="gone")}))
+    alone = texts(draw_bars("title", {"DTD": cell(-1.26), "EuroSAT": cell(missing="gone")}))
     assert "the paper's" not in alone
     assert alone.count("–") == 1
 
 
 def test_a_heat_map_crosses_what_diverged_and_shows_both_grids():
-    (picture,) = paper_sheets.table3().pictures
-    shown = texts(picture)
-    assert shown.count("×") == 1 + 4  # ours and the paper's
-    assert shown.count("–") == 2  # not run, and nothing asked for
-    assert {"here", "the paper's", "64.90", "0.01", "50%"} <= set(shown)
+    shown = texts(heat())
+    assert shown.count("×") == 1 + 2  # ours and the paper's
+    assert shown.count("–") == 1  # not run
+    assert {"here", "the paper's", "51.00", "0.01", "50%"} <= set(shown)
 
 
 def test_a_heat_map_without_printed_numbers_is_one_grid():
-    entries = {(0, 0): Entry(50.0), (1, 0): Entry(60.0), (1, 1): Entry(seeds=1, diverged=1)}
+    entries = {(0, 0): cell(50.0), (1, 0): cell(60.0), (1, 1): cell(diverged=1)}
     shown = texts(draw_heat("title", ("0", "1"), ("1%", "5%"), entries, **NAMES))
     assert "the paper's" not in shown
     assert {"50.0", "60.0", "×", "–"} <= set(shown)
@@ -108,7 +134,7 @@ def test_a_heat_map_s_colours_compare_within_a_column():
     """Adding a number to a whole column changes what is written, and nothing that is painted."""
 
     def image(more):
-        entries = {(r, c): Entry(50.0 + r + more * c) for r in range(2) for c in range(2)}
+        entries = {(r, c): cell(50.0 + r + more * c) for r in range(2) for c in range(2)}
         svg = draw_heat("title", ("0", "1"), ("1%", "5%"), entries, **NAMES).svg
         return re.findall(r"data:image/png;base64,[^\"]+", svg)
 
@@ -117,4 +143,4 @@ def test_a_heat_map_s_colours_compare_within_a_column():
 
 def test_names_are_text_whatever_is_in_them():
     name = "$5 & <b> 50% \\x"
-    assert name in texts(draw_bars("title", {name: Entry(1.0)}))
+    assert name in texts(draw_bars("title", {name: cell(1.0)}))

@@ -8,10 +8,8 @@ import pytest
 
 from kalmanclip.config import from_dict
 from kalmanclip.errors import ConfigError
-from kalmanclip.experiments.spec import CLEAN, Contamination
-from kalmanclip.experiments.spec import method_options, plan
 from kalmanclip.experiments.sources import ShiftSource, Source
-from kalmanclip.experiments.spec import all_labels
+from kalmanclip.experiments.spec import CLEAN, Contamination, all_labels, method_options, plan
 from kalmanclip.methods import CONFIGS, CONTROLS
 
 PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
