@@ -99,7 +99,7 @@ def draw_lines(
     def draw(figure: Figure) -> None:
         labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
         labels.sort(key=lambda label: label not in ours)  # the first colour is the paper's method's
-        columns = min(COLUMNS, len(panels))
+        columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
         rows = -(-len(panels) // columns)
         figure.set_size_inches(max(4.5, 3.3 * columns), 2.6 * rows + 0.5 + 0.2 * -(-len(labels) // 4))
         grid = figure.subplots(rows, columns, squeeze=False)

@@ -115,11 +115,11 @@ class Table:
         return {row: self.measure.round(mean) for row, mean in whole.items() if mean is not None}
 
     def best(self, column: int) -> set[int]:
-        """Return the rows whose number, as it is shown, no other exceeds."""
-        groups: dict[str, dict[int, float]] = {}
-        for row, value in self.numbers(column).items():
-            groups.setdefault(self.rows[row][0] if self.grouped else "", {})[row] = self.measure.sign * value
-        return {row for group in groups.values() for row, value in group.items() if value == max(group.values())}
+        """Return the rows whose number, as it is shown, no other exceeds; a row without rivals is none of them."""
+        groups = [titles[0] if self.grouped else "" for titles in self.rows]
+        values = {row: self.measure.sign * value for row, value in self.numbers(column).items()}
+        rivals = {row: [value for i, value in values.items() if groups[i] == groups[row]] for row in values}
+        return {row for row in values if groups.count(groups[row]) > 1 and values[row] == max(rivals[row])}
 
     def _most_seeds(self, column: int) -> int:
         return max((self.cell(row, column).seeds for row in range(len(self.rows))), default=0)

@@ -98,7 +98,7 @@ def fill(
         [row.titles for row in form.rows],
         [column.titles for column in form.columns],
         _cells(study, form, frame, missing),
-        grouped=form.row_heads[0] == "data set" and len(form.row_heads) > 1,
+        grouped=form.row_heads[0] == "data set",
     )
     runs = frame if frame.empty else frame[frame["shift"] == ""]
     failed = 0 if frame.empty else int(((runs["status"] == "failed") & runs["accuracy"].isna()).sum())
