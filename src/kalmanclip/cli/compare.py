@@ -21,7 +21,7 @@ from kalmanclip.cli.running import (
     RetryFailed,
     Running,
     Workers,
-    check_also,
+    further_results,
     run_planned,
 )
 from kalmanclip.cli.screen import note, waiting
@@ -137,8 +137,9 @@ def compare(
     check_precision(precision)
     if precision is not None:
         model = in_precision(model or "tiny", precision)
+    earlier = further_results(also)
     if report_only:
-        _draw_again(output, also or [], data, methods, shots, seeds, model)
+        _draw_again(output, earlier, data, methods, shots, seeds, model)
         return
     if not data:
         raise ConfigError("There is nothing to compare on: give at least one data set with --data.")
@@ -147,7 +148,6 @@ def compare(
     backbone = model_name(model)  # a mistyped name is found before data sets are read
     running = Running(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
     running.check()
-    check_also(also)
     chosen = words(methods) or all_labels(options)
     numbers = integers("shots", shots or SHOTS), integers("seeds", seeds or SEEDS)
     levels = _contaminations(contamination, severities, contamination_seed)
@@ -156,7 +156,7 @@ def compare(
         sources = find_sources(spellings(data), root, template, spellings(shift), list(product(*numbers)))
     runs = plan(sources, chosen, *numbers, backbone, options, levels)
     with writable_folder(output):
-        records = run_planned(runs, sources, Store(output, also or ()), model, running)
+        records = run_planned(runs, sources, Store(output, earlier), model, running)
         with waiting("Drawing"):
             frame = write_report(output, records)
     if not print_report(frame, output):

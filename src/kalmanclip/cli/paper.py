@@ -23,7 +23,7 @@ from kalmanclip.cli.running import (
     RetryFailed,
     Running,
     Workers,
-    check_also,
+    further_results,
     run_planned,
 )
 from kalmanclip.cli.screen import listing, note, say, waiting
@@ -126,7 +126,7 @@ def paper(
     if not (plan or report_only):
         running.check()
         _check_corruptions(asked)
-    check_also(also)
+    earlier = further_results(also)
     if report_only and not output.is_dir():
         raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):
@@ -138,10 +138,10 @@ def paper(
         for study in asked
     }
     if plan:
-        _print_plan(asked, runs, sets, Store(output, also or ()), found)
+        _print_plan(asked, runs, sets, Store(output, earlier), found)
         return
     with writable_folder(output):
-        store = Store(output, also or ())
+        store = Store(output, earlier)
         if not report_only:
             for study in asked:
                 _run(study, runs[study.name], sets[study.name], store, model, running)

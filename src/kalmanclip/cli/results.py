@@ -96,12 +96,12 @@ def list_(
 def export(
     store: Store,
     output: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--output",
             "-o",
             help="FILE.csv: one line per cell. FILE.md, FILE.tex: tables. FILE.jsonl: one slim line per run, for git. "
-            "Repeat for several. Default: the tables on the screen, as Markdown.",
+            "Several: separated by commas. Default: the tables on the screen, as Markdown.",
         ),
     ] = None,
     data: Data = None,
@@ -116,7 +116,8 @@ def export(
 
     A .jsonl file is all that tables need: every command that reads results takes it instead of a folder.
     """
-    for path in output or ():
+    files = [Path(name) for name in words(output)]
+    for path in files:
         if path.suffix.lower() not in _ENDINGS:
             raise ConfigError(f"Results cannot be written to {path}: its name must end in {', '.join(_ENDINGS)}.")
     with waiting("Reading"):
@@ -126,9 +127,9 @@ def export(
     _tell(chosen)
     if len({_code(record) for record in chosen.records}) > 1:
         note("These results were made by different versions of the code; `kalmanclip results list` counts them.")
-    if not output:
+    if not files:
         typer.echo(_written(".md", chosen.records), nl=False)
-    for path in output or ():
+    for path in files:
         write_atomic(path, _written(path.suffix.lower(), chosen.records), DataError)
         say(f"{len(chosen.records)} runs are in {path}.")
 
@@ -410,7 +411,7 @@ register(
 register(
     app,
     export,
-    "kalmanclip results export results/ -o table.tex -o table.csv\n"
+    "kalmanclip results export results/ -o table.tex,table.csv\n"
     "kalmanclip results export runs/ -o results/comparison.jsonl\n"
     "kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md",
     "export",

@@ -12,6 +12,7 @@ import typer
 from kalmanclip.cli.common import check_device
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.screen import bars, note, waiting
+from kalmanclip.cli.words import spellings
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 
 Also = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
-        help="Further results, only read: runs in them are not done again. A folder, or a file with one line per run "
-        "(.jsonl); repeat the option for several."
+        help="Further results, only read: runs in them are not done again. Folders, or files with one line per run "
+        "(.jsonl), separated by commas."
     ),
 ]
 Workers = Annotated[
@@ -56,11 +57,17 @@ GpusPerRun = Annotated[
 ]
 
 
-def check_also(also: Sequence[Path] | None) -> None:
-    """Refuse results of elsewhere that are not there."""
-    for path in also or ():
+def further_results(also: Sequence[str] | None) -> list[Path]:
+    """Return where the results of ``--also`` lie.
+
+    Raises:
+        DataError: one of them is not there.
+    """
+    paths = [Path(path) for path in spellings(also)]
+    for path in paths:
         if not path.exists():
             raise DataError(f"There is no folder {path}. --also takes folders of results, or .jsonl files.")
+    return paths
 
 
 @dataclass(frozen=True)
