@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 from kalmanclip.experiments.aggregate import Cell
-from kalmanclip.experiments.figure import COLOURS, draw_bars, draw_heat, draw_lines
+from kalmanclip.experiments.figure import COLOURS, draw_bars, draw_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
-NAMES = {"row_title": "α", "column_title": "share"}
 
 
 def cell(mean=None, std=0.0, **more):
@@ -25,14 +24,6 @@ def cell(mean=None, std=0.0, **more):
 
 def lines(label="Ours", printed=(61.0, 75.0)):
     return {label: {k: cell(60.0 + k, 1.0, printed=p) for k, p in zip((1, 16), printed, strict=True)}}
-
-
-GRID = {(r, c): cell(50.0 + r + c, printed=51.0 + c) for r in range(2) for c in range(2)}
-GRID |= {(0, 0): Cell(diverged=3, printed="Diverge"), (1, 1): Cell(printed="Diverge", missing="not run yet")}
-
-
-def heat():
-    return draw_heat("title", ("0", "0.01"), ("1%", "50%"), GRID, **NAMES)
 
 
 def texts(picture):
@@ -55,9 +46,8 @@ def _no_warnings():
     [
         lambda: draw_lines("title", {name: lines() for name in "abcd"}, ours=("Ours",)),
         lambda: draw_bars("title", lines()["Ours"] | {"none": Cell()}),
-        heat,
     ],
-    ids=["lines", "bars", "heat"],
+    ids=["lines", "bars"],
 )
 def test_the_same_numbers_give_the_same_bytes_in_both_formats(make):
     first, second = make(), make()
@@ -114,31 +104,6 @@ def test_bars_have_signed_numbers_and_the_paper_s_where_it_has_some():
     alone = texts(draw_bars("title", {"DTD": cell(-1.26), "EuroSAT": cell(missing="gone")}))
     assert "the paper's" not in alone
     assert alone.count("–") == 1
-
-
-def test_a_heat_map_crosses_what_diverged_and_shows_both_grids():
-    shown = texts(heat())
-    assert shown.count("×") == 1 + 2  # ours and the paper's
-    assert shown.count("–") == 1  # not run
-    assert {"here", "the paper's", "51.00", "0.01", "50%"} <= set(shown)
-
-
-def test_a_heat_map_without_printed_numbers_is_one_grid():
-    entries = {(0, 0): cell(50.0), (1, 0): cell(60.0), (1, 1): cell(diverged=1)}
-    shown = texts(draw_heat("title", ("0", "1"), ("1%", "5%"), entries, **NAMES))
-    assert "the paper's" not in shown
-    assert {"50.0", "60.0", "×", "–"} <= set(shown)
-
-
-def test_a_heat_map_s_colours_compare_within_a_column():
-    """Adding a number to a whole column changes what is written, and nothing that is painted."""
-
-    def image(more):
-        entries = {(r, c): cell(50.0 + r + more * c) for r in range(2) for c in range(2)}
-        svg = draw_heat("title", ("0", "1"), ("1%", "5%"), entries, **NAMES).svg
-        return re.findall(r"data:image/png;base64,[^\"]+", svg)
-
-    assert image(0.0) == image(-20.0)
 
 
 def test_names_are_text_whatever_is_in_them():

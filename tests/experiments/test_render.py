@@ -1,7 +1,5 @@
-"""Tables as Markdown, LaTeX and CSV: the same numbers, escaped, bold where they are best, never wider than a page."""
+"""Tables as Markdown and LaTeX: the same numbers, escaped, bold where they are best, never wider than a page."""
 
-import csv
-import io
 import re
 import shutil
 import subprocess
@@ -12,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kalmanclip.experiments.aggregate import Cell, to_frame
-from kalmanclip.experiments.render import WIDTH, Table, number, signed, to_csv, to_latex, to_markdown
+from kalmanclip.experiments.render import WIDTH, Table, number, signed, to_latex, to_markdown
 from kalmanclip.experiments.render import escape_latex as escape
 from kalmanclip.experiments.report import make_tables, report_latex, report_markdown
 from kalmanclip.experiments.spec import Contamination
@@ -154,15 +152,6 @@ def test_no_text_breaks_a_row_of_markdown(name):
     assert len(rows) == 3
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows} == {3}
     assert not re.search(r"(?<!\\)(?:\\\\)*<", text)
-
-
-def test_csv_has_every_digit_and_leaves_out_what_was_not_asked_for():
-    table = one_cell(seeds(1 / 3, 2 / 3, printed=0.25), columns=[("c",), ("d",)])
-    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
-    assert (row["row"], row["column"], row["seeds"], float(row["paper"])) == ("r", "c", "2", 0.25)
-    assert (float(row["mean"]), float(row["difference"])) == (0.5, 0.25)
-    word = next(csv.DictReader(io.StringIO(to_csv(one_cell(Cell(printed="Diverge", missing="a\nb"))))))
-    assert (word["paper"], word["mean"], word["missing"]) == ("Diverge", "", "a b")
 
 
 def test_latex_names_a_method_once_and_escapes_symbols():

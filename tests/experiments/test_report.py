@@ -85,7 +85,7 @@ def test_ties_are_all_best_and_a_mean_over_fewer_seeds_does_not_compete(make_rec
     text = report_markdown(to_frame(records))
     assert "| gda | **50.0 ± 0.0** |" in text
     assert "| kalman | 90.0 (1 failed) |" in text
-    assert "| ape\\_t | 90.0 (1 of 2 seeds) |" in text
+    assert "| ape_t | 90.0 (1 of 2 seeds) |" in text
     assert "- kalman on pets, 4-shot, seed 2: no memory" in text
     assert "It has no complete result on: pets, 4-shot." in text
     rows = {row["method"]: row for row in csv_of(records)}

@@ -130,8 +130,9 @@ def compare(
     that search options choose on at most four validation images per class; test images are only measured on.
     """
     with waiting("Loading"):
-        from kalmanclip.experiments import Store, find_sources, plan, write_report
+        from kalmanclip.experiments import Store, find_sources, plan
         from kalmanclip.experiments.models import in_precision, model_name
+        from kalmanclip.experiments.report import write_report
         from kalmanclip.experiments.spec import all_labels
 
     check_precision(precision)
@@ -173,7 +174,7 @@ def _draw_again(
     model: str | None,
 ) -> None:
     """Draw the report of what is in a folder and further results, without any data set or model at hand."""
-    from kalmanclip.experiments import write_report
+    from kalmanclip.experiments.report import write_report
     from kalmanclip.experiments.select import Selection, find_results, in_order
 
     selection = Selection(

@@ -107,8 +107,8 @@ def paper(
 
     With the paper's model and its data sets in place this is the full reproduction. Without them, name another model
     and the data there are: what could not be run is shown as missing, with the reason. Every run is kept as soon as it
-    is finished; after an interruption the same command goes on. The folder gets each table as Markdown, LaTeX and
-    CSV, the figures, and results.jsonl with one line per run.
+    is finished; after an interruption the same command goes on. The folder gets each table as Markdown and LaTeX,
+    the figures, and results.jsonl with one line per run.
     """
     with waiting("Loading"):
         from kalmanclip.experiments import Store
@@ -150,7 +150,7 @@ def paper(
             _write(output, sheets, _records(runs, store), backbone, draws)
     for sheet in sheets:
         print_sheet(sheet)
-    note(f"Also in {output}: every table as .md, .tex and .csv, every figure as .png and .svg, and results.jsonl.")
+    note(f"Also in {output}: every table as .md and .tex, every figure as .png and .svg, and results.jsonl.")
     if any(sheet.failed for sheet in sheets):
         note("Some runs failed: the tables say why; --retry-failed tries them again.")
         raise typer.Exit(1)
@@ -212,7 +212,7 @@ def _write(
     import kalmanclip
     from kalmanclip.experiments.jsonl import write_jsonl
     from kalmanclip.experiments.paper.fill import sheet_markdown
-    from kalmanclip.experiments.render import escape, to_csv, to_latex
+    from kalmanclip.experiments.render import escape, to_latex
     from kalmanclip.files import write_atomic
 
     other = "" if model == MODEL else f" (the paper's is {MODEL}: compare rows, not numbers with the paper's)"
@@ -222,7 +222,6 @@ def _write(
         write_atomic(folder / f"{sheet.study.name}.md", f"{sheet_markdown(sheet)}\n{escape(made)}\n", DataError)
         caption = "measured here, with the paper's number in brackets. Needs booktabs."
         write_atomic(folder / f"{sheet.study.name}.tex", to_latex(sheet.table, caption), DataError)
-        write_atomic(folder / f"{sheet.study.name}.csv", to_csv(sheet.table), DataError)
         for stem, picture in zip(sheet.stems(), sheet.pictures, strict=True):
             picture.save(folder / stem)
 

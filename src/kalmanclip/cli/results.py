@@ -371,31 +371,27 @@ def _brief(value: Any) -> str:
 
 def _difference_json(difference: Difference) -> dict[str, Any]:
     """Return all of it as plain JSON values."""
-    identity = ["label", "data", "shots", "seed", "model", "share"]
+    names = ["label", "data", "shots", "seed", "model", "share"]
+    pair = [*names, "address_a", "address_b", "status_a", "status_b", "seconds_a", "seconds_b"]
 
-    def runs(frame: pd.DataFrame, *names: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(frame[[*identity, *names]].to_json(orient="records"))
+    def runs(frame: pd.DataFrame, columns: list[str], **more: list[Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(frame[columns].assign(**more).to_json(orient="records"))
         return found
 
     def both(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
         return {name: {"a": a, "b": b} for name, (a, b) in changes.items()}
 
     different, replaced = difference.different(), difference.replaced
-    sides = ("address_a", "address_b", "status_a", "status_b", "seconds_a", "seconds_b")
+    changes = [both(difference.metrics_of(run)) for run in different.itertuples()]
+    metrics = [both(difference.metrics_of(run, all_of_them=True)) for run in replaced.itertuples()]
     return {
         "same": difference.same,
         "common": len(difference.common),
-        "different": [
-            run | {"changes": both(difference.metrics_of(pair))}
-            for run, pair in zip(runs(different, *sides), different.itertuples(), strict=True)
-        ],
+        "different": runs(different, pair, changes=changes),
         "rows": _summary(difference, difference.common),
-        "replaced": [
-            run | {"run": both(pair.run), "metrics": both(difference.metrics_of(pair, all_of_them=True))}
-            for run, pair in zip(runs(replaced, *sides), replaced.itertuples(), strict=True)
-        ],
-        "only_in_a": runs(difference.only_a, "status", "address"),
-        "only_in_b": runs(difference.only_b, "status", "address"),
+        "replaced": runs(replaced, pair, run=list(map(both, replaced["run"])), metrics=metrics),
+        "only_in_a": runs(difference.only_a, [*names, "status", "address"]),
+        "only_in_b": runs(difference.only_b, [*names, "status", "address"]),
         "made_with_other": difference.made_with(),
     }
 

@@ -1,7 +1,10 @@
-"""Comparisons: which runs make a table; running, resuming, storing, drawing. No method's inside is known here."""
+"""Comparisons: which runs make a table; running, resuming, storing, drawing. No method's inside is known here.
+
+Reports (`aggregate`, `render`, `report`, `figure`) are imported where they are made: workers need neither pandas nor
+matplotlib.
+"""
 
 from kalmanclip.experiments.execute import execute
-from kalmanclip.experiments.report import write_report
 from kalmanclip.experiments.runner import run_all
 from kalmanclip.experiments.sources import Source, find_sources
 from kalmanclip.experiments.spec import CLEAN, Contamination, Run, Variant, find_variants, plan
@@ -19,5 +22,4 @@ __all__ = [
     "find_variants",
     "plan",
     "run_all",
-    "write_report",
 ]

@@ -1,4 +1,4 @@
-"""Figures: accuracy against shots, bars and heat maps, with the paper's printed numbers beside ours if it has some."""
+"""Figures: accuracy against shots and bars, with the paper's printed numbers beside ours if it has some."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.aggregate import Cell
-from kalmanclip.experiments.render import number, signed
+from kalmanclip.experiments.render import signed
 from kalmanclip.files import write_atomic
 
 # A bare Figure, as in `kalmanclip.pictures`: pyplot keeps figures in a global list and may open windows.
@@ -27,8 +27,8 @@ COLOURS = ("#2f7fd1", "#c77700", "#2c9a6b", "#d6504c", "#9a68c9", "#8a7a4f", "#c
 MARKERS = "osD^vPXh"
 OURS, THEIRS = COLOURS[0], "#8b96a3"
 """Bars."""
-NONE, CROSS = "–", "×"
-"""Where there is no number, and what diverged."""
+NONE = "–"
+"""Where there is no number."""
 COLUMNS = 3
 """Panels side by side."""
 
@@ -207,82 +207,6 @@ def _bar(axes: Any, y: float, wide: float, value: float | None, spread: float, m
         va="center_baseline",
         fontsize=7.5,
     )
-
-
-def draw_heat(
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    cells: Mapping[tuple[int, int], Cell],
-    *,
-    row_title: str,
-    column_title: str,
-) -> Picture:
-    """Draw grids, ours and the paper's if it has one, where a cell's colour says how far it is from its column's mean.
-
-    Columns differ by far more than what is asked about, the rows; therefore the colours are about differences within a
-    column, in points, on one scale for both grids. The best of a column is framed; cells that diverged are crossed.
-
-    Args:
-        title: as in `draw_lines`.
-        rows: such as the values of α.
-        columns: such as the shares of corrupted images.
-        cells: by row and column number.
-        row_title: what the rows are.
-        column_title: what the columns are.
-    """
-    shape = len(rows), len(columns)
-    own, theirs = np.full(shape, np.nan), np.full(shape, np.nan)
-    crossed = [np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)]
-    for place, cell in cells.items():
-        own[place] = np.nan if cell.mean is None else cell.mean
-        theirs[place] = cell.printed if _is_number(cell.printed) else np.nan
-        crossed[0][place], crossed[1][place] = _has_diverged(cell), isinstance(cell.printed, str)
-    grids: list[Any] = [("here", own, crossed[0], number)]
-    if any(cell.printed is not None for cell in cells.values()):
-        grids.append(("the paper's", theirs, crossed[1], "{:.2f}".format))
-
-    def draw(figure: Figure) -> None:
-        figure.set_size_inches(len(grids) * max(3.3, 0.68 * len(columns) + 0.8) + 1.2, 0.46 * len(rows) + 1.1)
-        places = list(figure.subplots(1, len(grids), squeeze=False).flat)
-        # the ends of the scale are too dark to tell from each other; small differences stay pale
-        limit = 1.2 * max(1.0, *(float(np.nanmax(np.abs(_centred(grid)), initial=0.0)) for _, grid, *_ in grids))
-        for axes, (name, grid, crosses, show) in zip(places, grids, strict=True):
-            image = axes.imshow(_centred(grid), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
-            _write_cells(axes, grid, crosses, show, limit)
-            axes.set_title(name, loc="left")
-            axes.set_xticks(range(len(columns)), list(columns))
-            axes.set_yticks(range(len(rows)), list(rows))
-            axes.set_xlabel(column_title)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-        short = len(row_title) < 3  # a single letter need not lie on its side
-        places[0].set_ylabel(row_title, rotation=0 if short else 90, labelpad=8 if short else 4)
-        bar = figure.colorbar(image, ax=places, shrink=0.9, aspect=16, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.set_label("points from the mean\nof the column", fontsize=8)
-
-    return _picture(title, draw)
-
-
-def _write_cells(axes: Any, grid: np.ndarray, crossed: np.ndarray, show: Callable[[float], str], limit: float) -> None:
-    """Numbers, crosses and frames of one grid."""
-    inks = np.where(np.abs(_centred(grid)) / limit > 0.6, "#ffffff", "#101010")
-    for (row, column), value in np.ndenumerate(grid):
-        text, colour = show(value), inks[row, column]
-        if np.isnan(value):  # nothing is painted there: the ground is the page's
-            text, colour = (CROSS, COLOURS[3]) if crossed[row, column] else (NONE, INK)
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=12 if text == CROSS else 8.5)
-    for column, values in enumerate(np.round(grid, 1).T):  # as in `Table.best`
-        for row in np.flatnonzero(values == np.nanmax(values, initial=-np.inf)):
-            corner = column - 0.46, row - 0.44
-            axes.add_patch(Rectangle(corner, 0.92, 0.88, fill=False, edgecolor=inks[row, column], linewidth=1.4))
-
-
-def _centred(grid: np.ndarray) -> np.ndarray:
-    """(r, c) minus the means of the columns, over what is there; NaN stays."""
-    counts = np.maximum((~np.isnan(grid)).sum(axis=0), 1)
-    return grid - np.nansum(grid, axis=0) / counts
 
 
 def _picture(title: str, draw: Callable[[Figure], None]) -> Picture:

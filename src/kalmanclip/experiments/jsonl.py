@@ -50,6 +50,8 @@ def is_whole(record: Any) -> bool:
 def slim(record: Mapping[str, Any]) -> Record:
     """Return what identifies the run, its metrics and seconds: no draws, environments, tracebacks or long tables."""
     line = {name: record[name] for name in _KEPT if name in record}
+    if "study" in record and "studies" not in record:
+        line["studies"] = {record["study"]: label_of(record)}
     if "metrics" in record:
         line["metrics"] = _numbers(record["metrics"])
     if record.get("shifts"):

@@ -1,4 +1,4 @@
-"""Tables of numbers as text: what a cell shows, what is best, and Markdown, LaTeX and CSV."""
+"""Tables of numbers as text: what a cell shows, what is best, and Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-
-import pandas as pd
 
 from kalmanclip.experiments.aggregate import Cell
 
@@ -145,28 +143,8 @@ def to_markdown(table: Table) -> str:
 
 def escape(text: str) -> str:
     """Return text in one line, of which Markdown makes no HTML, emphasis, links or columns; `code` stays code."""
-    return re.sub(r"([\\*_\[\]<>|])", r"\\\1", " ".join(text.split()))
-
-
-def to_csv(table: Table) -> str:
-    """Return one line per cell: its place, our mean, deviation and seeds, the paper's, the difference, what failed."""
-    lines = [
-        {
-            **dict(zip(table.row_heads, table.rows[row], strict=True)),
-            "column": title_of(table.columns[column]),
-            "mean": cell.mean,
-            "std": cell.std,
-            "seeds": cell.seeds,
-            "diverged": cell.diverged,
-            "paper": cell.printed,
-            "difference": cell.difference,
-            "missing": " ".join(cell.missing.split()),
-        }
-        for (row, column), cell in sorted(table.cells.items())
-        if cell != Cell()
-    ]
-    text: str = pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    # an underscore inside a word is none of them
+    return re.sub(r"([\\*\[\]<>|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
 
 
 _LATEX = str.maketrans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kalmanclip.experiments.aggregate import Cell
-from kalmanclip.experiments.figure import Picture, draw_bars, draw_heat, draw_lines
+from kalmanclip.experiments.figure import Picture, draw_bars, draw_lines
 from kalmanclip.experiments.paper.printed import READINGS
 from kalmanclip.experiments.paper.study import ZERO_SHOT
 
@@ -34,26 +34,4 @@ def figure_3(sheet: Sheet) -> list[Picture]:
         cells = {name: sheet.table.cell(row, column) for row, (name,) in enumerate(sheet.table.rows)}
         if any(cell.mean is not None for cell in cells.values()):
             drawn.append(draw_bars(f"Gain over zero-shot of {label}, by data set", cells))
-    return drawn
-
-
-def table_3(sheet: Sheet) -> list[Picture]:
-    """Draw grids of alpha against the share of corrupted images, one for each data set and reading."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for row, line in enumerate(sheet.form.rows):
-        groups.setdefault((line.titles[0], line.fixes["family"]), []).append(row)
-    drawn, columns = [], range(len(sheet.table.columns))
-    for (data, family), rows in groups.items():
-        cells = {(i, column): sheet.table.cell(row, column) for i, row in enumerate(rows) for column in columns}
-        if any(cell.mean is not None for cell in cells.values()):
-            drawn.append(
-                draw_heat(
-                    f"Accuracy of {family} on {data} by alpha and share of corrupted training images",
-                    [f"{sheet.form.rows[row].fixes['setting']:g}" for row in rows],
-                    [title for (title,) in sheet.table.columns],
-                    cells,
-                    row_title="α",
-                    column_title="corrupted training images",
-                )
-            )
     return drawn

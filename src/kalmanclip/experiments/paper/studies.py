@@ -140,7 +140,6 @@ _ALL = (
         findings.table_3,
         shares=printed.SHARES,
         others="instead",
-        draw=pictures.table_3,
         criterion=True,
     ),
     Study(
