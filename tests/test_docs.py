@@ -181,8 +181,10 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
         figures.main(["--check"])
     assert "-It has" in capsys.readouterr().out
     assert "19" in page.read_text()
+    (tmp_path / "docs" / "assets").mkdir(parents=True)
     figures.main([])
     assert ">15<" in page.read_text()
+    assert (tmp_path / "docs" / "assets" / "paper-figure2.png").is_file()
     figures.main(["--check"])
 
 

@@ -186,3 +186,21 @@ def test_the_plan_has_every_combination_once():
 def test_mistakes_are_found_before_anything_runs(methods, shots, options, says):
     with pytest.raises(ConfigError, match=says):
         plan([], methods, shots, [1], "tiny", options)
+
+
+def test_the_code_hash_covers_the_folders_that_can_change_a_number(monkeypatch):
+    import kalmanclip
+    from kalmanclip.experiments import environment
+
+    root = Path(kalmanclip.__file__).parent
+    assert all((root / folder).is_dir() for folder in environment.NUMERICAL)
+    code_version = environment.code_version.__wrapped__
+    whole = code_version()["source"]
+    for left_out in environment.NUMERICAL:
+        monkeypatch.setattr(environment, "NUMERICAL", [f for f in environment.NUMERICAL if f != left_out])
+        assert code_version()["source"] != whole
+        monkeypatch.undo()
+    read = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.relative_to(root).parts[0]) or b"")
+    code_version()
+    assert not {"cli", "app", "experiments"} & set(read)
