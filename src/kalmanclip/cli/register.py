@@ -11,7 +11,7 @@ from kalmanclip.cli.guard import guarded
 
 
 def register(app: typer.Typer, command: Callable[..., None], examples: str, name: str | None = None) -> None:
-    """Make ``command`` a command of ``app``.
+    """Makes ``command`` a command of ``app``.
 
     Args:
         app: the program, or a part of it.
