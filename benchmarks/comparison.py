@@ -1,4 +1,4 @@
-"""Figures of the comparisons in results/comparison, results/shift and results/contamination, for the docs.
+"""Figures of the comparisons in results/{comparison,shift,contamination}.jsonl, for the docs.
 
 Nothing is run here: `kalmanclip compare` makes the records (see docs/results.md).
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import statistics
 from functools import cache
 
+import pandas as pd
+
 from benchmarks import table as files
 from benchmarks.table import SETS, markdown, shots_head, span
 from kalmanclip.data.corruptions import CORRUPTIONS
-from kalmanclip.experiments.cells import Cell, Grid, Place
-from kalmanclip.experiments.report import by_backbone
+from kalmanclip.experiments.aggregate import Place, places_of, to_frame
+from kalmanclip.experiments.figure import Picture
+from kalmanclip.experiments.render import Measure, Table, title_of
+from kalmanclip.experiments.report import MEASURES, Column, draw_comparison, make_table
 from kalmanclip.experiments.select import Selection, choose
-from kalmanclip.experiments.table import MEASURES, Column, Measure, Table
 
 DEFAULT = "kalman"
 NAMES = {
@@ -45,35 +48,38 @@ NAMES = {
 
 def means(measure: str, *shots: str) -> str:
     """Every method, mean over the data sets, by number of shots (all, or those given)."""
-    return _drawn(_table(grid(), measure, _averages(grid(), shots)))
+    return _drawn(_table(results(), measure, _averages(results(), shots)))
 
 
 def overview(*shots: str) -> str:
     """Accuracy / NLL, mean over the data sets; the best at the most shots first, variants of the default left out."""
-    columns = _averages(grid(), shots)
-    accuracy, nll = (_table(grid(), measure, columns) for measure in ("accuracy", "nll"))
-    own = [row for row in grid().rows if row == DEFAULT or grid().methods[row] != DEFAULT]
-    ranked = sorted(own, key=lambda row: -(grid().average(row, columns[-1].places).mean() or 0))
+    accuracy, nll = (_table(results(), measure, _averages(results(), shots)) for measure in ("accuracy", "nll"))
+    methods, last = methods_of(results()), len(accuracy.columns) - 1
+    own = [i for i, (row,) in enumerate(accuracy.rows) if row == DEFAULT or methods[row] != DEFAULT]
+    ranked = sorted(own, key=lambda row: -(accuracy.cell(row, last).mean or 0))
 
-    def text(row: str, column: Column) -> str:
-        cell = grid().average(row, column.places)
-        right, loss = cell.mean("accuracy"), cell.mean("nll")
-        if right is None or loss is None:
+    def text(row: int, column: int) -> str:
+        right, loss = accuracy.cell(row, column), nll.cell(row, column)
+        if right.mean is None or loss.mean is None:
             return "not run"
         bold = "**" if row in accuracy.best(column) & nll.best(column) else ""
-        return f"{bold}{100 * right:.1f} / {loss:.2f}{bold}{_share(cell, _seeds(grid(), column.places))}"
+        most = max(accuracy.cell(i, column).seeds for i in range(len(accuracy.rows)))
+        return f"{bold}{100 * right.mean:.1f} / {loss.mean:.2f}{bold}{_share(right.seeds, most)}"
 
-    heads = ["method", *(column.title for column in columns)]
-    return markdown(heads, [[called(row), *(text(row, column) for column in columns)] for row in ranked])
+    heads = ["method", *map(title_of, accuracy.columns)]
+    columns = range(len(accuracy.columns))
+    lines = [[called(accuracy.rows[row][0]), *(text(row, column) for column in columns)] for row in ranked]
+    return markdown(heads, lines)
 
 
 def summary() -> str:
     """In how many columns the default is the best, alone or with others: means over data sets, and single ones."""
     best, single = {}, {}
     for measure in ("accuracy", "nll", "ece"):
-        for counts, columns in ((best, _averages(grid(), ())), (single, _columns(grid()))):
-            table = _table(grid(), measure, columns)
-            won = sum(DEFAULT in table.best(column) for column in table.columns)
+        for counts, columns in ((best, _averages(results(), ())), (single, _columns(results()))):
+            table = _table(results(), measure, columns)
+            ours = table.rows.index((DEFAULT,))
+            won = sum(ours in table.best(column) for column in range(len(table.columns)))
             counts[measure] = f"{won} of {len(table.columns)}"
     return (
         f"- **Means over the data sets**: the default has the highest accuracy at {best['accuracy']} numbers of shots, "
@@ -88,21 +94,23 @@ def losses(measure: str) -> str:
 
     Differences are taken seed by seed, over the seeds that both have.
     """
-    shown, lines = _measure(measure), []
-    for place in _own(grid()):
-        ours = grid().cell(DEFAULT, place)
-        behind = []
-        for row in grid().rows:
-            differences = _differences(grid().cell(row, place), ours, shown)
-            gain = statistics.fmean(differences) if differences else 0.0
+    shown, lines, columns = _measure(measure), [], _columns(results())
+    table = _table(results(), measure, columns)
+    default = table.rows.index((DEFAULT,))
+    for j, column in enumerate(columns):
+        ours, behind = table.cell(default, j), []
+        for i, (row,) in enumerate(table.rows):
+            theirs = table.cell(i, j)
+            gains = [shown.sign * (theirs.by_seed[s] - ours.by_seed[s]) for s in theirs.by_seed if s in ours.by_seed]
+            gain = statistics.fmean(gains) if gains else 0.0
             if shown.round(gain) > 0:
-                std = f" ± {shown.show(statistics.stdev(differences))}" if len(differences) > 1 else ""
-                share = _share(grid().cell(row, place), len(ours.seeds))
-                behind.append((gain, f"{called(row)} by {shown.show(gain)}{std}{share}"))
-        number = ours.mean(measure)
-        if behind and number is not None:
+                std = f" ± {shown.show(statistics.stdev(gains))}" if len(gains) > 1 else ""
+                behind.append((gain, f"{called(row)} by {shown.show(gain)}{std}{_share(theirs.seeds, ours.seeds)}"))
+        if behind and ours.mean is not None:
             said = "; ".join(text for _, text in sorted(behind, reverse=True))
-            lines.append([f"{SETS.get(place.data, place.data)}, {shots_head(place.shots)}", shown.show(number), said])
+            (place,) = column.places
+            name = f"{SETS.get(place.data, place.data)}, {shots_head(place.shots)}"
+            lines.append([name, shown.show(ours.mean), said])
     if not lines:
         return "In no data set, at no number of shots, is another method better."
     heads = ["data set", f"default: {shown.title[0].lower()}{shown.title[1:]}", "better: by how much, ± over seeds"]
@@ -111,62 +119,61 @@ def losses(measure: str) -> str:
 
 def mean(measure: str, row: str, *shots: str) -> str:
     """The mean over the data sets: one number, or the least and the largest over numbers of shots."""
-    shown, columns = _measure(measure), _averages(grid(), shots)
-    found = [grid().average(row, column.places).mean(measure) for column in columns]
+    shown, found = _measure(measure), _means(results(), measure, row, _averages(results(), shots))
     return span((shown.scale * number for number in found if number is not None), shown.digits)
 
 
 def gain(measure: str, row: str, other: str, *shots: str) -> str:
     """By how much one method is better than another in the mean: the least and the largest over numbers of shots."""
-    shown, columns = _measure(measure), _averages(grid(), shots)
-    pairs = [[grid().average(name, column.places).mean(measure) for name in (row, other)] for column in columns]
-    return span((shown.scale * shown.sign * (a - b) for a, b in pairs if None not in (a, b)), shown.digits)  # type: ignore[operator]
+    shown, columns = _measure(measure), _averages(results(), shots)
+    one, two = (_means(results(), measure, name, columns) for name in (row, other))
+    return span((shown.scale * shown.sign * d for d in _less(one, two)), shown.digits)
 
 
 def shift(*shots: str) -> str:
     """Accuracy under shift, mean over the shifted test sets."""
-    shifted = grid("shift")
-    places = [place for place in shifted.places if place.shift]
-    return _drawn(_table(shifted, "accuracy", _averages(shifted, shots, places)))
+    return _drawn(_table(results("shift"), "accuracy", _shifted(*shots)))
 
 
 def shift_by_domain(*shots: str) -> str:
     """Accuracy of the default less zero-shot's, by shifted test set."""
-    shifted, lines = grid("shift"), []
-    numbers = [int(number) for number in shots] or sorted({place.shots for place in shifted.places})
-    for name in dict.fromkeys(place.shift for place in shifted.places):
-        places = [Place(data, k, shift=name) for data in {p.data for p in shifted.places} for k in numbers]
-        pairs = [[shifted.cell(row, place).mean() for row in (DEFAULT, "zero_shot")] for place in places]
-        gains = [f"{100 * (a - b):+.1f}".replace("-", "−") for a, b in pairs if a is not None and b is not None]
+    places, lines = places_of(results("shift")), []
+    numbers = [int(number) for number in shots] or sorted({place.shots for place in places})
+    for name in dict.fromkeys(place.shift for place in places):
+        columns = [Column((p.data, str(k)), (p,)) for k in numbers for p in places if (p.shift, p.shots) == (name, k)]
+        one, two = (_means(results("shift"), "accuracy", row, columns) for row in (DEFAULT, "zero_shot"))
+        gains = [f"{100 * d:+.1f}".replace("-", "−") for d in _less(one, two)]
         lines.append([name.replace("_", " ") or "not shifted", *gains])
     return markdown(["default less zero-shot, in points", *map(shots_head, numbers)], lines)
 
 
 def shift_better() -> str:
     """The methods that are better than the default under shift, in the mean over the shifted test sets."""
-    shifted = grid("shift")
-    columns = _averages(shifted, (), [place for place in shifted.places if place.shift])
-    ours = [shifted.average(DEFAULT, column.places).mean() for column in columns]
-    said = []
-    for column, own in zip(columns, ours, strict=True):
-        found = {row: shifted.average(row, column.places).mean() for row in shifted.rows}
-        better = [called(row) for row, value in found.items() if None not in (value, own) and value > own]  # type: ignore[operator]
-        said.append(f"*{column.title}*: {'; '.join(better) or 'none'}")
+    table, said = _table(results("shift"), "accuracy", _shifted()), []
+    default = table.rows.index((DEFAULT,))
+    for column, heads in enumerate(table.columns):
+        own = table.cell(default, column).mean or 0.0
+        better = [called(row) for i, (row,) in enumerate(table.rows) if (table.cell(i, column).mean or 0.0) > own]
+        said.append(f"*{title_of(heads)}*: {'; '.join(better) or 'none'}")
     return ". ".join(said)
 
 
 def contamination() -> str:
     """Accuracy by the share of corrupted training images."""
-    spoilt = grid("contamination")
-    columns = [Column((f"{100 * place.share:g} %",), (place,)) for place in sorted(_own(spoilt))]
-    return _drawn(_table(spoilt, "accuracy", columns))
+    spoilt = results("contamination")
+    return _drawn(_table(spoilt, "accuracy", _by_share(spoilt)))
 
 
 def contaminated_gain(row: str, other: str) -> str:
     """By how many points of accuracy one row is above another: the least and the largest over the shares."""
-    spoilt = grid("contamination")
-    pairs = [[spoilt.cell(name, place).mean() for name in (row, other)] for place in _own(spoilt)]
-    return span((100 * (a - b) for a, b in pairs if None not in (a, b)), sign=True)  # type: ignore[operator]
+    spoilt = results("contamination")
+    one, two = (_means(spoilt, "accuracy", name, _by_share(spoilt)) for name in (row, other))
+    return span((100 * d for d in _less(one, two)), sign=True)
+
+
+def figure() -> Picture:
+    """Accuracy against shots, as the docs show it."""
+    return draw_comparison(results())
 
 
 def corruptions() -> str:
@@ -185,55 +192,71 @@ def called(row: str) -> str:
 
 
 @cache
-def grid(store: str = "comparison") -> Grid:
-    """The cells of a store in results/ that were measured with `tiny`."""
-    return by_backbone(choose(files.RESULTS / store, Selection(models=("tiny",))).records)["tiny"]
+def results(study: str = "comparison") -> pd.DataFrame:
+    """The frame of results/STUDY.jsonl, of what was measured with `tiny`."""
+    return to_frame(choose(files.RESULTS / f"{study}.jsonl", Selection(models=("tiny",))).records)
+
+
+def methods_of(frame: pd.DataFrame) -> dict[str, str]:
+    """The method of every row."""
+    return dict(zip(frame["row"], frame["method"], strict=True))
 
 
 def _measure(name: str) -> Measure:
     return next(measure for measure in MEASURES if measure.metric == name)
 
 
-def _own(cells: Grid) -> list[Place]:
+def _own(frame: pd.DataFrame) -> list[Place]:
     """Places on the data sets' own test images."""
     order = list(SETS)
-    own = [place for place in cells.places if not place.shift]
+    own = [place for place in places_of(frame) if not place.shift]
     return sorted(own, key=lambda place: (order.index(place.data) if place.data in SETS else len(order), place.shots))
 
 
-def _columns(cells: Grid) -> list[Column]:
-    return [Column((place.data, shots_head(place.shots)), (place,)) for place in _own(cells)]
+def _columns(frame: pd.DataFrame) -> list[Column]:
+    return [Column((place.data, shots_head(place.shots)), (place,)) for place in _own(frame)]
 
 
-def _averages(cells: Grid, shots: tuple[str, ...], places: list[Place] | None = None) -> list[Column]:
+def _by_share(frame: pd.DataFrame) -> list[Column]:
+    return [Column((f"{100 * place.share:g} %",), (place,)) for place in sorted(_own(frame))]
+
+
+def _shifted(*shots: str) -> list[Column]:
+    frame = results("shift")
+    return _averages(frame, shots, [place for place in places_of(frame) if place.shift])
+
+
+def _averages(frame: pd.DataFrame, shots: tuple[str, ...], places: list[Place] | None = None) -> list[Column]:
     """One column for each number of shots: the mean over all places with so many."""
-    places = _own(cells) if places is None else places
+    places = _own(frame) if places is None else places
     numbers = [int(number) for number in shots] or sorted({place.shots for place in places})
     return [Column((shots_head(k),), tuple(place for place in places if place.shots == k)) for k in numbers]
 
 
-def _table(cells: Grid, measure: str, columns: list[Column]) -> Table:
-    return Table(measure, cells, columns, _measure(measure))
+def _table(frame: pd.DataFrame, measure: str, columns: list[Column]) -> Table:
+    return make_table(measure, frame, columns, _measure(measure))
+
+
+def _means(frame: pd.DataFrame, measure: str, row: str, columns: list[Column]) -> list[float | None]:
+    """Of one row, by column."""
+    table = _table(frame[frame["row"] == row], measure, columns)
+    found = {heads: table.cell(0, j).mean for j, heads in enumerate(table.columns)}
+    return [found.get(column.heads) for column in columns]
+
+
+def _less(one: list[float | None], two: list[float | None]) -> list[float]:
+    """Differences where both are known."""
+    return [a - b for a, b in zip(one, two, strict=True) if a is not None and b is not None]
 
 
 def _drawn(table: Table) -> str:
-    def text(row: str, column: Column) -> str:
+    def text(row: int, column: int) -> str:
         return f"**{table.text(row, column)}**" if row in table.best(column) else table.text(row, column)
 
-    heads = ["method", *(column.title for column in table.columns)]
-    return markdown(heads, [[called(row), *(text(row, column) for column in table.columns)] for row in table.rows])
+    columns = range(len(table.columns))
+    lines = [[called(row), *(text(i, column) for column in columns)] for i, (row,) in enumerate(table.rows)]
+    return markdown(["method", *map(title_of, table.columns)], lines)
 
 
-def _differences(cell: Cell, ours: Cell, measure: Measure) -> list[float]:
-    """By how much a method is better than the default, seed by seed."""
-    theirs, own = cell.values.get(measure.metric, {}), ours.values.get(measure.metric, {})
-    pairs = [(theirs[seed], own[seed]) for seed in theirs if seed in own]
-    return [measure.sign * (a - b) for a, b in pairs if a is not None and b is not None]
-
-
-def _seeds(cells: Grid, places: tuple[Place, ...]) -> int:
-    return max(len(cells.average(row, places).seeds) for row in cells.rows)
-
-
-def _share(cell: Cell, wanted: int) -> str:
-    return "" if len(cell.seeds) == wanted else f" ({len(cell.seeds)} of {wanted} seeds)"
+def _share(seeds: int, wanted: int) -> str:
+    return "" if seeds == wanted else f" ({seeds} of {wanted} seeds)"

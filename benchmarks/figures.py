@@ -1,6 +1,6 @@
 """The figures in the docs, drawn from the files in results/.
 
-    python -m benchmarks.figures            writes them into README.md and docs/
+    python -m benchmarks.figures            writes them into README.md and docs/, and the pictures into docs/assets/
     python -m benchmarks.figures --check    changes nothing; shows what differs, and fails if anything does
 
 In a page a figure stands between two comments, as a block or inside a sentence (not at the beginning of a line):
@@ -29,6 +29,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from benchmarks import comparison, paper
 from benchmarks.table import NOT_YET, ROOT, NotYet
 from kalmanclip.errors import DataError
 from kalmanclip.files import write_atomic
@@ -92,6 +93,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(diff)
         if not options.check:
             write_atomic(path, redrawn(path.read_text(encoding="utf-8")), DataError)
+    if not options.check:
+        for name, picture in (paper.pictures() | {"comparison": comparison.figure()}).items():
+            write_atomic(ROOT / "docs" / "assets" / f"{name}.png", picture.png, DataError)
     for name, command in NOT_YET.items():
         print(f"left as they are, until results/{name}.json is made: {command}")
     if options.check and found:

@@ -6,7 +6,7 @@
 
 The default is fitted on the shots of the protocol and predicts the test images at the mean of its belief, linearised
 (by draws of the logits, and by the formula without draws) and by sampled parameters. The other methods' figures are
-read from the records in results/comparison, made on the same shots and test images; they are not run again.
+read from the records in results/comparison.jsonl, made on the same shots and test images; they are not run again.
 
 *Least ECE* is what the same probabilities would show on average if they were exactly right: with a few hundred images
 in 15 bins no method can be expected to get below it.
@@ -29,6 +29,9 @@ from benchmarks.development import TEMPLATES, cached_backbone, development
 from benchmarks.table import Row, add_file, markdown, mean, only, read_rows, shots_head, span, values, write_rows
 from kalmanclip.data import FewShotTask, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import Backbone
+from kalmanclip.experiments.aggregate import places_of
+from kalmanclip.experiments.render import Measure
+from kalmanclip.experiments.report import Column, make_table
 from kalmanclip.methods import Kalman, preset
 from kalmanclip.methods.predictive import linearised
 from kalmanclip.metrics import expected_calibration_error, summarise
@@ -52,20 +55,25 @@ WAYS = {
 
 
 def table(first: str, second: str, rows: list[Row] | None = None) -> str:
-    """Two measures of every method in results/comparison and of all ways to predict, by number of shots."""
+    """Two measures of every method in results/comparison.jsonl and of all ways to predict, by number of shots."""
     rows = read_rows("uncertainty") if rows is None else rows
     sets, shots, seeds = values(rows, "data"), sorted(values(rows, "shots")), set(values(rows, "seed"))
     pair = (first, second)
 
-    def theirs(label: str, k: int) -> str:
-        cells = comparison.grid()
-        cell = cells.average(label, [place for place in cells.places if place.data in sets and place.shots == k])
-        if not seeds & set(cell.seeds):
-            return "-"
-        means = [statistics.fmean(cell.values[m][seed] or 0 for seed in cell.seeds if seed in seeds) for m in pair]
-        return _text(pair, means) + ("" if seeds <= set(cell.seeds) else f" ({len(cell.seeds)} of {len(seeds)} seeds)")
+    frame = comparison.results()
+    asked = frame[frame["data"].isin(sets) & (frame["shift"] == "") & (frame["status"] == "done")]
+    # seeds that are done on all data sets, each with its mean over them
+    by_seed = asked.groupby(["row", "shots", "seed"]).filter(lambda runs: len(runs) == len(sets))
+    by_seed = by_seed.groupby(["row", "shots", "seed"])[list(pair)].mean()
 
-    others = [row for row, method in comparison.grid().methods.items() if method != comparison.DEFAULT]
+    def theirs(label: str, k: int) -> str:
+        if (label, k) not in by_seed.index.droplevel("seed"):
+            return "-"
+        found = by_seed.loc[label, k]
+        means = list(found[found.index.isin(seeds)].mean())
+        return _text(pair, means) + ("" if seeds <= set(found.index) else f" ({len(found)} of {len(seeds)} seeds)")
+
+    others = [row for row, method in comparison.methods_of(frame).items() if method != comparison.DEFAULT]
     lines = [[comparison.called(row), *(theirs(row, k) for k in shots)] for row in others]
     for way in sorted(values(rows, "how"), key=lambda way: list(WAYS).index(way) if way in WAYS else len(WAYS)):
         found = [only(rows, how=way, shots=k) for k in shots]
@@ -88,13 +96,14 @@ def averaging_gains() -> str:
 
 def lower(measure: str) -> str:
     """The other methods that are better than the linearised default in the mean, by number of shots, as a list."""
-    rows, cells, lines = read_rows("uncertainty"), comparison.grid(), []
+    rows, frame, lines = read_rows("uncertainty"), comparison.results(), []
     sign = 1 if measure in ("accuracy", "failure_auroc") else -1
     for k in sorted(values(rows, "shots")):
         ours = mean(only(rows, how="linearised", shots=k), measure)
-        places = [place for place in cells.places if place.shots == k]
-        found = {row: cells.average(row, places).mean(measure) for row in cells.rows if cells.methods[row] != "kalman"}
-        better = [row for row, value in found.items() if value is not None and sign * (value - ours) > 0]
+        places = tuple(place for place in places_of(frame) if place.shots == k)
+        others = make_table("", frame[frame["method"] != "kalman"], [Column(("",), places)], Measure(measure))
+        means = {row: others.cell(i, 0).mean for i, (row,) in enumerate(others.rows)}
+        better = [row for row, value in means.items() if value is not None and sign * (value - ours) > 0]
         if better:
             lines.append(f"*{shots_head(k)}*: {', '.join(map(comparison.called, better))}")
     return ". ".join(lines) or "none"

@@ -10,7 +10,7 @@ from benchmarks.table import markdown, mean, only, read_rows, span, write_rows
 @pytest.fixture
 def write(monkeypatch, tmp_path):
     """Writes rows as a study would, where they are read; other methods are those of the committed comparison."""
-    comparison.grid()  # read once, before there is another folder
+    comparison.results()  # read once, before there is another folder
     monkeypatch.setattr(table, "RESULTS", tmp_path)
 
     def write(name, rows):

@@ -16,10 +16,11 @@ from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.experiments.table import METRICS
+from kalmanclip.experiments.aggregate import METRICS
+from kalmanclip.experiments.jsonl import read_jsonl
 
 runner = CliRunner()
-REPORT = {"table.csv", "table.md", "results.json", "figure.png", "figure.svg"}
+REPORT = {"table.csv", "table.md", "results.jsonl", "figure.png", "figure.svg"}
 
 
 def call(*words, code=0):
@@ -42,7 +43,7 @@ def words(split_shapes, tmp_path_factory):
     """A comparison of twelve short runs, without its output."""
     config = tmp_path_factory.mktemp("config") / "short.json"
     config.write_text(json.dumps({"kalman": {"classes": {"views": 2}}, "gda": {"views": 2}}))
-    methods = ["--methods", "zero_shot,gda", "--methods", "kalman"]
+    methods = ["--methods", "zero_shot,gda,kalman"]
     return [
         "--data",
         str(split_shapes),
@@ -50,9 +51,7 @@ def words(split_shapes, tmp_path_factory):
         "--shots",
         "1,2",
         "--seeds",
-        "1",
-        "--seeds",
-        "2",
+        "1,2",
         "--config",
         str(config),
     ]
@@ -114,9 +113,11 @@ def test_the_tables_numbers_are_those_of_the_records(undisturbed):
         shown = f"{100 * float(row['accuracy_mean']):.1f} ± {100 * float(row['accuracy_std']):.1f}"
         first = next(line for line in markdown.splitlines() if line.startswith(f"| {row['method']} |"))
         assert shown in first
-    summary = json.loads((undisturbed / "results.json").read_text())["runs"]
-    assert {run["address"]: run["metrics"] for run in summary} == {
-        address: record["metrics"] for address, record in records(undisturbed).items()
+    slim, damaged = read_jsonl(undisturbed / "results.jsonl")
+    assert not damaged
+    assert {run["address"]: run["metrics"] for run in slim} == {
+        address: {name: value for name, value in record["metrics"].items() if name != "reliability"}
+        for address, record in records(undisturbed).items()
     }
 
 
@@ -132,6 +133,18 @@ def test_a_report_needs_the_results_only(undisturbed, tmp_path):
         assert [(row["method"], row["shots"], row["seeds"]) for row in csv.DictReader(stream)] == [("gda", "2", "2")]
     assert "no such results" in call("--report-only", "-o", tmp_path, "--methods", "coop", code=3).output
     assert "no folder" in call("--report-only", "-o", tmp_path / "nowhere", code=3).output
+
+
+def test_a_comparison_goes_on_from_a_file_with_a_line_per_run(words, undisturbed, tmp_path):
+    file, folder = shutil.copy(undisturbed / "results.jsonl", tmp_path / "earlier.jsonl"), tmp_path / "results"
+    result = call(*words, "--also", file, "-o", folder)
+    assert "12 of 12 runs are finished already" in result.output
+    assert {path.name for path in folder.iterdir()} == REPORT
+    for name in ("table.csv", "table.md", "results.jsonl"):
+        assert (folder / name).read_text() == (undisturbed / name).read_text()
+    call("--report-only", "--also", file, "-o", tmp_path / "drawn", "--methods", "gda,kalman")
+    assert len(read_jsonl(tmp_path / "drawn" / "results.jsonl")[0]) == 8
+    assert "no folder" in call(*words, "--also", tmp_path / "nowhere", "-o", tmp_path / "new", code=3).output
 
 
 def test_two_processes_share_the_work(words, undisturbed, tmp_path):

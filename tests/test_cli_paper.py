@@ -41,13 +41,16 @@ def test_a_figure_is_run_drawn_and_told(done):
     assert len(records(folder)) == 4
     names = {path.name for path in folder.iterdir() if path.suffix != ".json"}
     pictures = {f"figure3{n}.{kind}" for n in ("", "-2", "-3") for kind in ("png", "svg")}
-    assert names == {"paper.html", "figure3.md", "figure3.tex", "figure3.csv"} | pictures
-    assert "(46.34)" in result.output  # the paper's number of EuroSAT, beside ours
+    assert names == {"results.jsonl", "figure3.md", "figure3.tex"} | pictures
+    assert "[46.34" in result.output  # the paper's number of EuroSAT, beside ours
     assert "not on this machine" in result.output
-    page = (folder / "paper.html").read_text()
+    page = (folder / "figure3.md").read_text()
     assert "46.34" in page
     assert "not on this machine" in page
     assert str(folder) not in page
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [line["studies"] for line in lines] == [{"figure3": line["label"]} for line in lines]
+    assert len(lines) == 4
 
 
 def test_the_same_command_does_nothing_again(done, data):
@@ -63,7 +66,9 @@ def test_results_of_elsewhere_count(done, data, tmp_path):
     result = call("figure3", *data, "-o", tmp_path / "new", "--also", folder)
     assert "4 of 4 runs are finished already" in result.output
     assert not records(tmp_path / "new")
-    assert (tmp_path / "new" / "paper.html").is_file()
+    assert (tmp_path / "new" / "figure3.md").read_text() == (folder / "figure3.md").read_text()
+    result = call("figure3", *data, "-o", tmp_path / "newer", "--also", folder / "results.jsonl")
+    assert "4 of 4 runs are finished already" in result.output
 
 
 def test_a_plan_runs_nothing(done, data, tmp_path):
@@ -82,9 +87,8 @@ def test_a_report_shows_what_is_there_and_what_is_not(done, data, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     result = call("table1", *data, "-o", copy, "--report-only")
     assert "not run yet" in result.output
-    page = (copy / "paper.html").read_text()
-    assert "Table 1" in page
-    assert "Figure 3" in page  # left by the earlier command
+    assert "Table 1" in (copy / "table1.md").read_text()
+    assert (copy / "figure3.md").read_text() == (folder / "figure3.md").read_text()  # left by the earlier command
     assert records(copy) == records(folder)
 
 

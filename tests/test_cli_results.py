@@ -9,7 +9,8 @@ from tests.experiments.conftest import make_record
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.jsonl import read_jsonl, write_jsonl
+from kalmanclip.experiments.spec import Contamination
 
 runner = CliRunner()
 RECORDS = [make_record(0.5 + s / 10, method=m, seed=s) for m in ("kalman", "gda") for s in (1, 2)]
@@ -95,14 +96,14 @@ def test_list_as_json_of_some(store, words, count):
 
 def test_damaged_files_are_named(store):
     (store / f"{'0' * 64}.json").write_text("{")
-    assert f"1 files are damaged, or of another version, and left out: {'0' * 64}.json" in call("list", store).stderr
+    assert f"1 records are damaged, or of another version, and left out: {'0' * 64}.json" in call("list", store).stderr
     assert json.loads(call("list", store, "--json").stdout)["damaged"] == [f"{'0' * 64}.json"]
     assert "damaged" in call("export", store).stderr
     assert "damaged" in call("diff", store, store).stderr
 
 
 def test_export_by_ending(store, tmp_path):
-    paths = [tmp_path / f"table{ending}" for ending in (".csv", ".md", ".tex", ".JSON")]
+    paths = [tmp_path / f"table{ending}" for ending in (".csv", ".md", ".tex", ".JSONL")]
     output = call("export", store, *(word for path in paths for word in ("-o", path)), "--methods", "kalman,gda").output
     assert all(f"4 runs are in {path}." in output for path in paths)
     with paths[0].open() as stream:
@@ -110,8 +111,8 @@ def test_export_by_ending(store, tmp_path):
     assert [float(rows[name]["accuracy_mean"]) for name in ("kalman", "gda")] == pytest.approx([0.65, 0.65])
     assert "| gda | **65.0 ± 7.1** |" in paths[1].read_text(encoding="utf-8")
     assert r"gda & \textbf{65.0 $\pm$ 7.1} \\" in paths[2].read_text(encoding="utf-8")
-    runs = json.loads(paths[3].read_text())["runs"]
-    assert [run["address"] for run in runs] == [record["address"] for record in RECORDS[:4]]
+    runs, _ = read_jsonl(paths[3])
+    assert {run["address"] for run in runs} == {record["address"] for record in RECORDS[:4]}
     assert all("task" not in run for run in runs)
 
 
@@ -136,6 +137,15 @@ def test_diff_of_the_same(store, other):
     assert found["different"] == found["replaced"] == found["only_in_a"] == found["only_in_b"] == []
 
 
+def test_every_command_reads_a_file_with_a_line_per_run(store, tmp_path):
+    call("export", store, "-o", tmp_path / "slim.jsonl")
+    assert call("list", tmp_path / "slim.jsonl").output == call("list", store).output
+    assert call("export", tmp_path / "slim.jsonl").output == call("export", store).output
+    assert call("diff", store, tmp_path / "slim.jsonl").output.rstrip().endswith("The same.")
+    write_jsonl(tmp_path / "other.jsonl", RECORDS[1:])
+    assert "Only in A: 1 runs" in call("diff", tmp_path / "slim.jsonl", tmp_path / "other.jsonl", code=1).output
+
+
 def test_diff_of_results(store, other):
     record = copy.deepcopy(RECORDS[0])
     record["metrics"] |= {"accuracy": 0.55, "nll": 0.75, "brier": 0.3}
@@ -151,7 +161,7 @@ def test_diff_of_results(store, other):
     call("diff", store, other, "--methods", "gda,coop")
     found = json.loads(call("diff", store, other, "--json", code=1).stdout)
     assert found["different"][0]["changes"]["accuracy"] == {"a": 0.6, "b": 0.55}
-    assert found["rows"][0]["mean_change"]["accuracy"] == pytest.approx(-0.025)
+    assert found["rows"][0]["accuracy points"] == "-2.50"
 
 
 def test_a_small_difference_is_not_shown_as_none(store, other):
@@ -197,7 +207,7 @@ def test_long_lists_are_cut(store, other):
         (["list", "{store}", "--shots", "four"], 2, "whole numbers"),
         (["list", "{store}", "--share", "half"], 2, "takes shares"),
         (["list", "{store}", "--status", "broken"], 2, "done or failed"),
-        (["export", "{store}", "-o", "table.xlsx"], 2, "must end in .csv, .md, .tex, .json"),
+        (["export", "{store}", "-o", "table.xlsx"], 2, "must end in .csv, .md, .tex, .jsonl"),
         (["export", "{store}", "-o", "nowhere/table.csv"], 3, "cannot write nowhere/table.csv"),
         (["diff", "{store}", "{empty}"], 3, "holds no results"),
         (["diff", "{store}", "{store}", "--data", "dtd"], 3, "no such results"),

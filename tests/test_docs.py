@@ -7,12 +7,9 @@ import pytest
 from benchmarks import comparison, figures, paper, table
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import Place
-from kalmanclip.experiments.report import by_backbone
-from kalmanclip.experiments.run import method_options
-from kalmanclip.experiments.select import Selection, choose
-from kalmanclip.experiments.table import to_markdown
-from kalmanclip.experiments.variants import find_variants
+from kalmanclip.experiments.jsonl import read_jsonl, to_jsonl
+from kalmanclip.experiments.paper.study import title_of
+from kalmanclip.experiments.spec import find_variants, method_options
 
 # a distribution has the tests without the measurements
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
@@ -106,9 +103,6 @@ def test_tables_of_numbers_are_drawn_or_said_to_be_kept_by_hand(name):
     lines = [line for line in by_nobody(text_of(name)).splitlines() if line.startswith("|") and NUMBER.search(line)]
     if name in figures.BY_HAND:
         assert lines, "it has no such table any more: take it from BY_HAND"
-    elif name == "docs/paper.md":  # told in words; the numbers are those of the findings and tables of the runs
-        known = "\n".join(file.read_text(encoding="utf-8") for file in (table.RESULTS / "paper").glob("*.md"))
-        assert set(re.findall(r"\d+\.\d+", "\n".join(lines))) <= set(re.findall(r"\d+\.\d+", known))
     else:
         assert lines == []
 
@@ -118,18 +112,19 @@ def test_no_measured_number_is_written_into_a_sentence(name):
     assert [line for line in by_nobody(measured_part(name)).splitlines() if NUMBER.search(line)] == []
 
 
-@pytest.mark.parametrize("store", ["comparison", "shift", "contamination"])
-def test_committed_tables_are_those_of_the_records(store):
-    chosen = choose(table.RESULTS / store, Selection())
-    assert not chosen.damaged
-    assert (table.RESULTS / store / "table.md").read_text(encoding="utf-8") == to_markdown(by_backbone(chosen.records))
+@pytest.mark.parametrize("name", ["comparison", "contamination", "paper", "shift"])
+def test_committed_results_are_whole_slim_and_sorted(name):
+    records, damaged = read_jsonl(table.RESULTS / f"{name}.jsonl")
+    assert not damaged
+    assert len({record["address"] for record in records}) == len(records)
+    assert (table.RESULTS / f"{name}.jsonl").read_text(encoding="utf-8") == to_jsonl(records)
 
 
 def test_losses_are_all_there_are():
-    """Counted again from the files of the runs, without the classes that draw the table."""
+    """Counted again from the lines of the runs, without the classes that draw the table."""
     found = {}
-    for file in (table.RESULTS / "comparison").glob("[0-9a-f]*.json"):
-        record = json.loads(file.read_text(encoding="utf-8"))
+    for line in (table.RESULTS / "comparison.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
         if record["status"] == "done" and record["run"]["model"] == "tiny":
             run = record["run"]
             found.setdefault((run["data"], run["shots"]), {})[record["label"], run["seed"]] = record["metrics"]
@@ -149,14 +144,16 @@ def test_losses_are_all_there_are():
 
 
 def test_the_papers_tables_are_those_of_the_records():
-    """Those rows of them that were run for them, and did not diverge."""
-    names = {"OxfordPets": "oxford_pets", "DTD": "dtd", "EuroSAT": "eurosat"}
-    records, seen = comparison.grid("paper"), 0
+    """Of rows that did not diverge, counted again from the lines of the runs."""
+    records, seen = read_jsonl(table.RESULTS / "paper.jsonl")[0], 0
     for name in ("belief", "noise", "observation", "regulation", "table4"):
-        for cell in paper.cells(name):
-            if cell["method"] in records.rows and cell["column"] in names and cell["diverged"] == "0" and cell["mean"]:
-                mean = records.cell(cell["method"], Place(names[cell["column"]], 16)).mean()
-                assert float(cell["mean"]) == pytest.approx(100 * mean, abs=1e-9)
+        sheet = paper.sheet(name)
+        for (row, column), cell in sheet.table.cells.items():
+            if cell.mean is not None and not cell.diverged:
+                place = sheet.table.rows[row][0], sheet.table.columns[column][0]
+                own = [r for r in records if (r["studies"].get(name), title_of(r["run"]["data"])) == place]
+                accuracies = [record["metrics"]["accuracy"] for record in own]
+                assert cell.mean == pytest.approx(100 * sum(accuracies) / len(accuracies), abs=1e-9)
                 seen += 1
     assert seen > 15
 
@@ -165,7 +162,7 @@ def test_cells_of_the_papers_tables():
     (found,) = [line for line in paper.findings("belief").splitlines() if "dense is better" in line]
     gain = paper.gain("belief", "dense", "diagonal (precision)", "EuroSAT")
     assert f"by +{gain} " in found
-    assert f"{paper.cell('belief', 'dense', 'EuroSAT')} ±" in (table.RESULTS / "paper/belief.md").read_text()
+    assert f"{paper.cell('belief', 'dense', 'EuroSAT')} ±" in paper.table("belief")
     with pytest.raises(DataError, match="words for one"):
         paper.cell("table1", "Ours (paper)")
 
@@ -184,8 +181,10 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
         figures.main(["--check"])
     assert "-It has" in capsys.readouterr().out
     assert "19" in page.read_text()
+    (tmp_path / "docs" / "assets").mkdir(parents=True)
     figures.main([])
     assert ">15<" in page.read_text()
+    assert (tmp_path / "docs" / "assets" / "paper-figure2.png").is_file()
     figures.main(["--check"])
 
 
@@ -193,7 +192,7 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
 def test_records_have_the_options_of_their_rows(store):
     """A preset or a default that changes leaves records behind that are no longer what their label says."""
     options = json.loads((table.ROOT / "benchmarks/comparison.json").read_text())
-    for record in choose(table.RESULTS / store, Selection()).records:
+    for record in read_jsonl(table.RESULTS / f"{store}.jsonl")[0]:
         run = record["run"]
         (row,) = find_variants([record["label"]], options)
         assert method_options(row.method, row.options_on(run["data"]), run["seed"]) == run["config"], record["label"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kalmanclip.experiments.run import Run
+from kalmanclip.experiments.spec import Run
 
 
 def make_run(**changes):

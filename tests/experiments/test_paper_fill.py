@@ -2,10 +2,10 @@
 
 import pytest
 
-from kalmanclip.experiments.paper.fill import NOT_RUN, fill
-from kalmanclip.experiments.paper.forms import ZERO_SHOT
-from kalmanclip.experiments.paper.gather import study_runs
+from kalmanclip.experiments.paper.fill import CRITERION, NOT_RUN, fill, sheet_markdown
+from kalmanclip.experiments.paper.plan import study_runs
 from kalmanclip.experiments.paper.studies import STUDIES
+from kalmanclip.experiments.paper.study import ZERO_SHOT
 from kalmanclip.experiments.sources import ShiftSource, Source
 
 DTD = Source("dtd", "dtd", None, ("a {}.",), "d" * 64)
@@ -28,22 +28,22 @@ def sheet_of(name, sources, value, seeds=(1, 2), missing=None, sets=None):
     study = STUDIES[name]
     runs = study_runs(study, sources, seeds, "tiny")
     records = [r for r in map(value, runs) if r is not None]
-    chosen = sets or {s.name: s for s in sources}
-    return fill(study, chosen, records, missing or {}, runs)
+    chosen = sets or [s.name for s in sources]
+    shifts = {s.name: [shift.name for shift in s.shifts] for s in sources}
+    return fill(study, {name: shifts.get(name, []) for name in chosen}, records, missing or {}, runs)
 
 
 def cell(sheet, titles, column):
-    return sheet.entry(sheet.rows.index(titles), sheet.columns.index(column))
+    return sheet.table.cell(sheet.table.rows.index(titles), sheet.table.columns.index((column,)))
 
 
 def test_means_deviations_and_the_printed_number():
     sheet = sheet_of("table1", [DTD], lambda run: record(run, 0.5 + 0.01 * run.seed))
-    entry = cell(sheet, ("CoOp", "4"), "DTD")
-    assert (entry.mean, entry.std, entry.seeds) == (pytest.approx(51.5), pytest.approx(0.7071, abs=1e-4), 2)
-    assert entry.printed == 53.45
-    assert entry.difference == pytest.approx(51.5 - 53.45)
+    found = cell(sheet, ("CoOp", "4"), "DTD")
+    assert (found.mean, found.std, found.seeds) == (pytest.approx(51.5), pytest.approx(0.7071, abs=1e-4), 2)
+    assert found.printed == 53.45
+    assert found.difference == pytest.approx(51.5 - 53.45)
     assert (sheet.runs, sheet.done, sheet.failed) == (62, 62, 0)
-    assert sheet.seconds == pytest.approx(1.5 * 62)
 
 
 def test_what_is_missing_says_why():
@@ -52,7 +52,7 @@ def test_what_is_missing_says_why():
             return None
         return failed(run, "ModelError") if run.label == "CLIP-Adapter" else record(run, 0.5)
 
-    sets = {"imagenet": None, "dtd": DTD}
+    sets = ["imagenet", "dtd"]
     sheet = sheet_of("table1", [DTD], value, missing={"imagenet": "not on this machine"}, sets=sets)
     assert cell(sheet, ("CoOp", "4"), "DTD").missing == NOT_RUN
     assert cell(sheet, ("CLIP-Adapter", "4"), "DTD").missing == "why"
@@ -64,22 +64,22 @@ def test_what_is_missing_says_why():
 
 def test_what_could_stand_in_but_was_not_run_fills_no_rows():
     other = Source("mine", "mine", None, ("a {}.",), "m" * 64)
-    sets = {"imagenet": None, "dtd": DTD, "mine": other}
+    sets = ["imagenet", "dtd", "mine"]
 
     def value(run):  # zero-shot of another study is no sign of this one
         return record(run, 0.5) if run.data == "dtd" or run.label == ZERO_SHOT else None
 
     sheet = sheet_of("table3", [DTD, other], value, missing={"imagenet": "away"}, sets=sets)
     assert (sheet.runs, sheet.done) == (102, 102)
-    assert {titles[0] for titles in sheet.rows} == {"ImageNet", "DTD"}
+    assert {titles[0] for titles in sheet.table.rows} == {"ImageNet", "DTD"}
     assert sheet.missing == {"ImageNet": "away", "mine": "could stand in; not run"}
 
 
 def test_a_gain_is_over_zero_shot_of_the_same_seed():
     sheet = sheet_of("figure3", [DTD], lambda run: record(run, 0.3 if run.label == ZERO_SHOT else 0.3 + 0.1 * run.seed))
-    entry = sheet.entry(0, sheet.columns.index("Ours (paper)"))
-    assert entry.mean == pytest.approx(15)
-    assert entry.printed == pytest.approx(66.56 - 42.15)
+    found = sheet.table.cell(0, sheet.table.columns.index(("Ours (paper)",)))
+    assert found.mean == pytest.approx(15)
+    assert found.printed == pytest.approx(66.56 - 42.15)
     assert any("by +15.0 ± 7.1 (DTD) to +15.0 ± 7.1 points (DTD)" in finding for finding in sheet.findings)
 
 
@@ -90,15 +90,15 @@ def test_a_gain_without_zero_shot_is_missing(zero_shot):
             return record(run, 0.5)
         return failed(run, "DataError") if zero_shot else None
 
-    entry = sheet_of("figure3", [DTD], value).entry(0, 0)
-    assert entry.mean is None
-    assert "is missing" in entry.missing
+    found = sheet_of("figure3", [DTD], value).table.cell(0, 0)
+    assert found.mean is None
+    assert "is missing" in found.missing
 
 
 def test_an_average_is_over_the_test_images_and_all_shifts():
     sheet = sheet_of("table2", [PACS], lambda run: record(run, 0.6, shifts={"sketch": 0.2}))
-    assert sheet.columns == ("pacs", "sketch", "average of pacs")
-    assert [sheet.entry(0, column).mean for column in range(3)] == pytest.approx([60, 20, 40])
+    assert sheet.table.columns == [("pacs",), ("sketch",), ("average of pacs",)]
+    assert [sheet.table.cell(0, column).mean for column in range(3)] == pytest.approx([60, 20, 40])
 
 
 @pytest.mark.parametrize(("accuracy", "nll", "diverged"), [(0.2, 3.0, 2), (0.2, 0.5, 0), (0.39, 3.0, 0), (0.6, 9.0, 0)])
@@ -106,10 +106,10 @@ def test_a_run_that_knows_less_than_before_has_diverged(accuracy, nll, diverged)
     def value(run):
         return record(run, 0.4, 2.0) if run.label == ZERO_SHOT else record(run, accuracy, nll)
 
-    entry = cell(sheet_of("table4", [DTD], value), ("Ours (paper) beta 0.98",), "DTD")
-    assert entry.diverged == diverged
-    assert (entry.mean is None) == bool(diverged)
-    assert entry.missing == ""
+    found = cell(sheet_of("table4", [DTD], value), ("Ours (paper) beta 0.98",), "DTD")
+    assert found.diverged == diverged
+    assert (found.mean is None) == bool(diverged)
+    assert found.missing == ""
 
 
 def test_numbers_that_broke_down_are_divergence_and_other_failures_are_not():
@@ -119,8 +119,8 @@ def test_numbers_that_broke_down_are_divergence_and_other_failures_are_not():
         return failed(run, "NumericalError" if run.seed == 1 else "ModelError")
 
     sheet = sheet_of("table4", [DTD], value)
-    entry = cell(sheet, ("Ours (paper) beta 0.98",), "DTD")
-    assert (entry.diverged, entry.mean) == (1, None)
+    found = cell(sheet, ("Ours (paper) beta 0.98",), "DTD")
+    assert (found.diverged, found.mean) == (1, None)
     assert (sheet.done, sheet.failed) == (8, 6)
 
 
@@ -158,6 +158,26 @@ def test_every_study_can_be_filled_with_nothing_something_and_everything(name):
     partly = sheet_of(name, sources, lambda run: record(run, 0.5, shifts={"sketch": 0.1}) if run.seed == 1 else None)
     whole = sheet_of(name, sources, lambda run: record(run, 0.5, shifts={"sketch": 0.1}))
     assert whole.findings
-    assert bool(whole.pictures) == (name in ("figure2", "figure3", "table3"))
-    assert all(entry.seeds == 1 for entry in partly.entries.values())
-    assert all(entry.seeds == 2 for entry in whole.entries.values())
+    assert bool(whole.pictures) == (name in ("figure2", "figure3"))
+    assert all(found.seeds == 1 for found in partly.table.cells.values())
+    assert all(found.seeds == 2 for found in whole.table.cells.values())
+
+
+def test_a_sheet_as_markdown():
+    def value(run):
+        if run.label == "CLIP-Adapter":
+            return failed(run, "ModelError")
+        return None if run.label == "CoOp" else record(run, 0.5 + 0.01 * run.seed)
+
+    sheet = sheet_of("table1", [DTD], value, missing={"imagenet": "not on this machine"}, sets=["imagenet", "dtd"])
+    text = sheet_markdown(sheet)
+    assert text.startswith("## Table 1: test accuracy")
+    assert "| Ours (paper) | 4 | - \\[62.85\\] | **51.5 ± 0.7 \\[57.95, −6.5\\]** |" in text
+    assert "- ImageNet: not on this machine\n- not run yet\n- why\n" in text
+    assert "- Holds: Ours (paper) is superior" in text
+    assert "42 of 62 runs done, 10 failed." in text
+    assert CRITERION not in text
+    drawn = sheet_of("figure3", [DTD], lambda run: record(run, 0.5))
+    assert drawn.stems() == ["figure3", "figure3-2", "figure3-3"]
+    assert "](figure3-2.png)" in sheet_markdown(drawn)
+    assert CRITERION in sheet_markdown(sheet_of("table4", [DTD], lambda run: record(run, 0.5)))

@@ -3,10 +3,10 @@
 import pytest
 from tests.experiments.test_paper_fill import DTD, PACS, record, sheet_of
 
-from kalmanclip.experiments.paper.forms import ZERO_SHOT
+from kalmanclip.experiments.aggregate import Cell
 from kalmanclip.experiments.paper.gaps import Gap, average, gap, judged
-from kalmanclip.experiments.paper.sheet import Entry
 from kalmanclip.experiments.paper.studies import STUDIES
+from kalmanclip.experiments.paper.study import ZERO_SHOT
 from kalmanclip.experiments.sources import Source
 
 PETS = Source("oxford_pets", "oxford_pets", None, ("a {}.",), "o" * 64)
@@ -15,7 +15,7 @@ NOISY = {1: 0.0, 2: 0.06, 3: -0.06}
 
 
 def entry(*values):
-    return Entry(sum(values) / len(values), 1.0, len(values), by_seed=dict(enumerate(values)))
+    return Cell(dict(enumerate(values)))
 
 
 def test_a_gap_is_paired_by_seed():
@@ -24,9 +24,9 @@ def test_a_gap_is_paired_by_seed():
     assert apart.mean == pytest.approx(2.0)
     assert apart.noise == pytest.approx(2 / 3**0.5)
     assert apart.sign == 1
-    one, other = Entry(50.0, by_seed={1: 40.0, 2: 60.0}), Entry(45.0, by_seed={2: 50.0, 3: 40.0})
+    one, other = Cell({1: 40.0, 2: 60.0}), Cell({2: 50.0, 3: 40.0})
     assert gap(one, other) == Gap(10.0, None)  # only one seed in common
-    assert gap(one, Entry(diverged=3)) is None
+    assert gap(one, Cell(diverged=3)) is None
 
 
 @pytest.mark.parametrize(

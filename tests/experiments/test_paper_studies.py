@@ -7,7 +7,7 @@ import pytest
 
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.paper import printed
-from kalmanclip.experiments.paper.gather import Found, check_options, chosen_sets, find_sets, study_runs
+from kalmanclip.experiments.paper.plan import Found, check_options, chosen_sets, find_sets, study_runs
 from kalmanclip.experiments.paper.studies import STUDIES
 from kalmanclip.experiments.paper.study import At
 from kalmanclip.experiments.sources import ShiftSource, Source
@@ -18,6 +18,16 @@ PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 def source(name, *shifts):
     found = tuple(ShiftSource(shift, shift, "0" * 64) for shift in shifts)
     return Source(name, name, None, ("a {}.",), name.ljust(64, "x"), found)
+
+
+def at(method, data, shots, **more):
+    """A place of a baseline, or of the paper's method, 'Ours'."""
+    family = printed.PAPER if method == "Ours" else ""
+    return At(method, family, data=data, shots=shots, **more)
+
+
+def ours(data, shots, **more):
+    return at("Ours", data, shots, **more)
 
 
 def tex_table_1(text):
@@ -65,19 +75,24 @@ def typed(table):
     ]
 
 
+def places_of(form):
+    return [form.at(row, column) for row in range(len(form.rows)) for column in range(len(form.columns))]
+
+
 def test_the_papers_own_rows_typed_again():
     """Every number that the paper prints for its method, in the order of its tables; for where its source is not."""
     sets = ("imagenet", "oxford_pets", "food101", "sun397", "dtd", "eurosat")
-    rows = [[printed.table_1(At("Ours", name, k)) for name in sets] for k in (1, 2, 4, 8, 16)]
+    rows = [[printed.table_1(ours(name, k)) for name in sets] for k in (1, 2, 4, 8, 16)]
     assert rows == typed(OURS_1)
     shifts = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
-    row = [printed.table_2(At("Ours", "imagenet", 16, shifts=chosen)) for chosen in [(s,) for s in shifts] + [shifts]]
+    row = [printed.table_2(ours("imagenet", 16, shifts=chosen)) for chosen in [(s,) for s in shifts] + [shifts]]
     assert [row] == typed(OURS_2)
     shares = (0.01, 0.05, 0.1, 0.25, 0.5)
-    labels = [f"Ours, alpha {alpha}" for alpha in ("0", "0.01", "0.1", "0.5", "1")]
-    assert [[printed.table_3(At(label, "imagenet", 16, s)) for s in shares] for label in labels] == typed(OURS_3)
-    labels = [f"Ours, beta {beta}" for beta in ("0.99", "0.98", "0.95", "0.9", "0.85", "0.8")]
-    assert [[printed.table_4(At(label, name, 16)) for name in sets] for label in labels] == typed(OURS_4)
+    alphas = (0, 0.01, 0.1, 0.5, 1)
+    rows = [[printed.table_3(ours("imagenet", 16, share=s, setting=a)) for s in shares] for a in alphas]
+    assert rows == typed(OURS_3)
+    betas = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8)
+    assert [[printed.table_4(ours(name, 16, setting=b)) for name in sets] for b in betas] == typed(OURS_4)
 
 
 def test_the_printed_numbers_are_the_papers():
@@ -85,32 +100,32 @@ def test_the_printed_numbers_are_the_papers():
         pytest.skip("the paper's source is not here")
     text = PAPER.read_text()
     assert tex_table_1(text) == {
-        (method, k): [printed.table_1(At(method, name, k)) for name in printed.SIX]
+        (method, k): [printed.table_1(at(method, name, k)) for name in printed.SIX]
         for method in ("CoOp", "CLIP-Adapter", "Tip-Adapter-F", "Ours")
         for k in (1, 2, 4, 8, 16)
     }
     for alpha in printed.ALPHAS:
-        row = [printed.table_3(At(f"Ours {alpha:g}", "imagenet", 16, share)) for share in printed.SHARES]
+        row = [printed.table_3(ours("imagenet", 16, share=share, setting=alpha)) for share in printed.SHARES]
         cells = " & ".join(rf"\\textit\{{{v}\}}" if isinstance(v, str) else f"{v:.2f}" for v in row)
         assert re.search(rf"\$ ?{alpha:.2f}\$ +& {cells}", text), alpha
     for beta in printed.BETAS:
-        row = [printed.table_4(At(f"Ours {beta:.2f}", name, 16)) for name in printed.SIX]
+        row = [printed.table_4(ours(name, 16, setting=beta)) for name in printed.SIX]
         cells = " & ".join(
             rf"\\textit\{{{v}\}}" if isinstance(v, str) else rf"(?:\\textbf\{{)?{v:.2f}\}}?" for v in row
         )
         assert re.search(rf"\${beta:.2f}\$ +& {cells}", text), beta
     for method in ("Zero-Shot CLIP", "CoOp", "CLIP-Adapter", "Tip-Adapter-F", "Ours"):
         shifts = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
-        row = [printed.table_2(At(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
-        row.append(printed.table_2(At(method, "imagenet", 16, shifts=shifts)))
+        row = [printed.table_2(at(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
+        row.append(printed.table_2(at(method, "imagenet", 16, shifts=shifts)))
         assert re.search(r"\s*&\s*".join(rf"(?:\\textbf\{{)?{value:.2f}\}}?" for value in row), text), method
 
 
 def test_the_printed_averages_are_averages():
     shifts = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
     for method in ("Zero-Shot CLIP", "CoOp", "CLIP-Adapter", "Tip-Adapter-F", "Ours"):
-        parts = [printed.table_2(At(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
-        whole = printed.table_2(At(method, "imagenet", 16, shifts=shifts))
+        parts = [printed.table_2(at(method, "imagenet", 16, shifts=(shift,))) for shift in shifts]
+        whole = printed.table_2(at(method, "imagenet", 16, shifts=shifts))
         assert sum(parts) / 5 == pytest.approx(whole, abs=0.011)
 
 
@@ -120,13 +135,12 @@ def test_every_study_can_be_planned_and_its_form_asks_only_for_what_is_run(study
     sources = [source(name, *(shifts if name == "imagenet" else ())) for name in study.sets]
     runs = study_runs(study, sources, [1, 2], "tiny")
     assert len({run.address for run in runs}) == len(runs)
+    assert {run.study for run in runs} == {study.name}
     known = {(run.label, run.data, run.shots, run.contamination.share) for run in runs}
     form = study.form(study, {s.name: [shift.name for shift in s.shifts] for s in sources})
-    for row in form.rows:
-        for column in form.columns:
-            at = At(**{**row.fixes, **column.fixes})
-            assert (at.label, at.data, at.shots, at.share) in known
-            assert {*at.shifts} <= {"", *shifts}
+    for place in places_of(form):
+        assert (place.label, place.data, place.shots, place.share) in known
+        assert {*place.shifts} <= {"", *shifts}
 
 
 def test_the_papers_large_sets_get_five_passes_and_the_others_two():
@@ -160,14 +174,15 @@ def test_ours_is_the_papers_method_and_no_printed_number_stands_beside_another(s
     sets = {name: list(study.shifts) if name == "imagenet" else [] for name in study.sets}
     form = study.form(study, sets)
     presets = {v.label: v.options.get("preset", "default") for v in study.variants if v.method == "kalman"}
+    for variant in study.variants:
+        if variant.label.startswith("Ours"):
+            assert variant.family in printed.READINGS
     for label, preset in presets.items():
         assert label.startswith("Ours") <= preset.startswith("paper"), label
         assert label.startswith("kalmanclip default") == (preset == "default"), label
-    for row in form.rows:
-        for column in form.columns:
-            at = At(**{**row.fixes, **column.fixes})
-            if presets.get(at.label) == "default":
-                assert study.printed(at) is None
+    for place in places_of(form):
+        if presets.get(place.label) == "default":
+            assert study.printed(place) is None
 
 
 def test_zero_shot_is_run_once_whatever_the_shots_and_shares():

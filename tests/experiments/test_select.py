@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import label_of, share_of
-from kalmanclip.experiments.contamination import Contamination
+from kalmanclip.experiments.jsonl import label_of, read_jsonl, share_of, slim, to_jsonl, write_jsonl
 from kalmanclip.experiments.select import Selection, choose, find_results
+from kalmanclip.experiments.spec import Contamination
+from kalmanclip.experiments.store import Store
 
 RECORDS = [
     record_of(0.5),
@@ -85,9 +86,9 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "results.json").write_text("{")  # none of the store's
     chosen = choose(tmp_path, Selection())
     assert len(chosen.records) == len(RECORDS)
-    assert [path.name for path in chosen.damaged] == [broken, foreign]
+    assert chosen.damaged == [broken, foreign]
     (said,) = chosen.remarks()
-    assert "2 files are damaged" in said
+    assert "2 records are damaged" in said
     assert broken in said
 
 
@@ -100,6 +101,35 @@ def test_nothing_meant_is_an_error_that_says_what_there_is(tmp_path):
     assert find_results(tmp_path, Selection(data=("pest",))).records == []
 
 
+def test_a_file_with_a_line_per_run_is_as_good_as_the_store(tmp_path):
+    store, file = tmp_path / "store", tmp_path / "file.jsonl"
+    store.mkdir()
+    save(store, *RECORDS)
+    write_jsonl(file, RECORDS)
+    one, other = (choose(path, Selection()) for path in (store, file))
+    assert [slim(record) for record in one.records] == [slim(record) for record in other.records]
+    assert [record["address"] for record in one.records] == [record["address"] for record in other.records]
+    assert to_jsonl(RECORDS[::-1]) == file.read_text()  # sorted
+    assert len(file.read_text().splitlines()) == len(RECORDS)
+    assert "task" not in file.read_text()
+
+
+def test_a_run_with_a_line_is_done(tmp_path, make_run):
+    write_jsonl(tmp_path / "file.jsonl", RECORDS)
+    store = Store(tmp_path / "new", also=[tmp_path / "file.jsonl"])
+    assert store.finished(make_run())["metrics"] == slim(RECORDS[0])["metrics"]
+    assert store.finished(make_run(seed=99)) is None
+    assert store.record(make_run(method="kalman"))["status"] == "failed"
+
+
+def test_damaged_lines_are_named(tmp_path):
+    write_jsonl(tmp_path / "file.jsonl", RECORDS[:2])
+    with (tmp_path / "file.jsonl").open("a") as stream:
+        stream.write("{\n[]\n")
+    assert len(read_jsonl(tmp_path / "file.jsonl")[0]) == 2
+    assert choose(tmp_path / "file.jsonl", Selection()).damaged == ["file.jsonl line 3", "file.jsonl line 4"]
+
+
 def test_no_store_is_an_error(tmp_path):
     with pytest.raises(DataError, match="There is no folder"):
         find_results(tmp_path / "nowhere", Selection())
@@ -107,7 +137,7 @@ def test_no_store_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"holds no results\. Give"):
         find_results(tmp_path, Selection())
     (tmp_path / f"{'0' * 64}.json").write_text("{")
-    with pytest.raises(DataError, match="only 1 damaged files"):
+    with pytest.raises(DataError, match="only 1 damaged records"):
         find_results(tmp_path, Selection())
 
 

@@ -4,10 +4,9 @@ import pytest
 from PIL import Image
 
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.experiments.contamination import Contamination
-from kalmanclip.experiments.run import plan
 from kalmanclip.experiments.run_one import run_one
 from kalmanclip.experiments.sources import find_sources, read_views
+from kalmanclip.experiments.spec import Contamination, plan
 
 
 def make_images(folder, classes, count):

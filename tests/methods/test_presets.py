@@ -11,7 +11,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
-from kalmanclip.experiments.run import method_options
+from kalmanclip.experiments.spec import method_options
 from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, replaced, with_preset
 
 LOW_RANK = ["head", "paper", "paper-literal"]

@@ -12,6 +12,7 @@ from kalmanclip.cli.common import Device, Precision, check_precision, options_fi
 from kalmanclip.cli.report import print_report
 from kalmanclip.cli.run_options import (
     ATTEMPTS,
+    Also,
     Attempts,
     Cache,
     CpusPerRun,
@@ -20,6 +21,7 @@ from kalmanclip.cli.run_options import (
     RetryFailed,
     RunOptions,
     Workers,
+    further_results,
     run_planned,
 )
 from kalmanclip.cli.screen import note, waiting
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 kalmanclip compare --data photos/ -o results/
-kalmanclip compare --data oxford_pets --shots 1,2,4,8,16 --seeds 1,2,3
 kalmanclip compare --data oxford_pets,dtd --root ~/data --model ViT-B-16:openai --workers 2 -o results/
 kalmanclip compare --data photos/ --methods kalman,gda --shots 1,2,4,8,16 --seeds 1,2,3 -o results/
 kalmanclip compare --data oxford_pets,dtd --model ViT-B-16:openai --ray auto --gpus-per-run 0.5 -o results/
 kalmanclip compare --data photos/ --shift drawings=sketches/ --contamination 0,0.1,0.5 -o results/
+kalmanclip compare --data photos/ --also results.jsonl -o more/
 kalmanclip compare --report-only -o results/
 """
 
@@ -52,17 +54,20 @@ def compare(
         typer.Option(
             help="A data set's name (kalmanclip data list); a folder with train/ and test/ (and val/, if any) of class "
             "folders, or two folders, train:test; a list (.csv, .json, .jsonl); hf:... Any of them may be named: "
-            "NAME=... Several: one after the other, or separated by commas.",
+            "NAME=... Several: separated by commas.",
         ),
     ] = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option(help="Which methods, or labels of --config; several like --data. Default: all."),
+        typer.Option(help="Which methods, or labels of --config, separated by commas. Default: all."),
     ] = None,
     shots: Annotated[
-        list[str] | None, typer.Option(help=f"Training images per class. Default: {','.join(SHOTS)}.")
+        list[str] | None,
+        typer.Option(help=f"Training images per class, separated by commas. Default: {','.join(SHOTS)}."),
     ] = None,
-    seeds: Annotated[list[str] | None, typer.Option(help=f"One draw each. Default: {','.join(SEEDS)}.")] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(help=f"One draw each, separated by commas. Default: {','.join(SEEDS)}.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="The CLIP: ViT-B-16:openai, RN50:openai, ... Default: tiny (embedded).")
     ] = None,
@@ -70,7 +75,7 @@ def compare(
         list[str] | None,
         typer.Option(
             help='A prompt such as "a photo of a {}.", or, for one data set, "pets=a photo of a {}, a type of pet."; '
-            "repeat to average several. Default: the data set's."
+            "repeat the option to average several (a prompt may have commas). Default: the data set's."
         ),
     ] = None,
     config: Annotated[
@@ -83,19 +88,23 @@ def compare(
     shift: Annotated[
         list[str] | None,
         typer.Option(
-            help="Extra test images, spelled like --data or as a folder of class folders; measured for every data set "
-            "that has their classes."
+            help="Extra test images, spelled like --data or as a folder of class folders, separated by commas; "
+            "measured for every data set that has their classes."
         ),
     ] = None,
     contamination: Annotated[
         list[str] | None,
-        typer.Option(help="Shares of the training images to corrupt, such as 0,0.1,0.5. Default: 0."),
+        typer.Option(
+            help="Shares of the training images to corrupt, separated by commas, such as 0,0.1,0.5. Default: 0."
+        ),
     ] = None,
     severities: Annotated[
-        list[str] | None, typer.Option(help="How strongly, 1 to 5, several to choose from. Default: 1,2,3,4,5.")
+        list[str] | None,
+        typer.Option(help="How strongly, 1 to 5, to choose from, separated by commas. Default: 1,2,3,4,5."),
     ] = None,
     contamination_seed: Annotated[int | None, typer.Option(help="Of that choice. Default: each run's seed.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
+    also: Also = None,
     workers: Workers = 1,
     cache: Cache = None,
     retry_failed: RetryFailed = False,
@@ -107,8 +116,8 @@ def compare(
         bool,
         typer.Option(
             "--report-only",
-            help="Run nothing: draw tables and figures of all results in the folder again, or of those that --data "
-            "(by name), --methods, --shots, --seeds and --model choose.",
+            help="Run nothing: draw tables and figures of all results in the folder and in --also again, or of those "
+            "that --data (by name), --methods, --shots, --seeds and --model choose.",
         ),
     ] = False,
     device: Device = None,
@@ -121,15 +130,17 @@ def compare(
     that search options choose on at most four validation images per class; test images are only measured on.
     """
     with waiting("Loading"):
-        from kalmanclip.experiments import Store, find_sources, plan, write_report
+        from kalmanclip.experiments import Store, find_sources, plan
         from kalmanclip.experiments.provenance import in_precision, model_name
-        from kalmanclip.experiments.variants import all_labels
+        from kalmanclip.experiments.report import write_report
+        from kalmanclip.experiments.spec import all_labels
 
     check_precision(precision)
     if precision is not None:
         model = in_precision(model or "tiny", precision)
+    earlier = further_results(also)
     if report_only:
-        _draw_again(output, data, methods, shots, seeds, model)
+        _draw_again(output, earlier, data, methods, shots, seeds, model)
         return
     if not data:
         raise ConfigError("There is nothing to compare on: give at least one data set with --data.")
@@ -146,24 +157,25 @@ def compare(
         sources = find_sources(spellings(data), root, template, spellings(shift), list(product(*numbers)))
     runs = plan(sources, chosen, *numbers, backbone, options, levels)
     with writable_folder(output):
-        records = run_planned(runs, sources, Store(output), model, running)
+        records = run_planned(runs, sources, Store(output, earlier), model, running)
         with waiting("Drawing"):
-            grids = write_report(output, records)
-    if not print_report(grids, records, output):
+            frame = write_report(output, records)
+    if not print_report(frame, output):
         raise typer.Exit(1)
 
 
 def _draw_again(
     folder: Path,
+    also: list[Path],
     data: list[str] | None,
     methods: list[str] | None,
     shots: list[str] | None,
     seeds: list[str] | None,
     model: str | None,
 ) -> None:
-    """The report of what is in a folder, without any data set or model at hand."""
-    from kalmanclip.experiments import write_report
-    from kalmanclip.experiments.select import Selection, choose
+    """Draw the report of what is in a folder and further results, without any data set or model at hand."""
+    from kalmanclip.experiments.report import write_report
+    from kalmanclip.experiments.select import Selection, find_results, in_order
 
     selection = Selection(
         data=tuple(words(data)),
@@ -172,12 +184,18 @@ def _draw_again(
         seeds=tuple(integers("seeds", seeds)),
         models=() if model is None else (model,),
     )
-    chosen = choose(folder, selection)
-    for remark in chosen.remarks():
-        note(remark)
-    with waiting("Drawing"):
-        grids = write_report(folder, chosen.records)
-    print_report(grids, chosen.records, folder)
+    # with further results, the folder may have none of its own yet
+    own = [] if also and not (folder.is_dir() and any(folder.glob("*.json"))) else [folder]
+    found = [find_results(path, selection) for path in (*also, *own)]
+    records = {record["address"]: record for chosen in found for record in chosen.records}
+    if not records:
+        raise found[-1].nothing()
+    for chosen in found:
+        for remark in chosen.remarks():
+            note(remark)
+    with writable_folder(folder), waiting("Drawing"):
+        frame = write_report(folder, in_order(list(records.values())))
+    print_report(frame, folder)
 
 
 def _contaminations(given: list[str] | None, severities: list[str] | None, seed: int | None) -> list[Contamination]:

@@ -14,7 +14,7 @@ from kalmanclip.cli.common import Adapter, Device, Json, Precision, load, naming
 from kalmanclip.cli.drawings import draw, drawings_at
 from kalmanclip.cli.screen import bars, facts, listing, percent, say
 from kalmanclip.cli.strangers import Strangers, alarm_facts, look_at, print_unknown, read_strangers, told_apart
-from kalmanclip.cli.words import words
+from kalmanclip.cli.words import spellings, words
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ EXAMPLES = """
 kalmanclip evaluate pets.adapter test/
 kalmanclip evaluate pets.adapter test/ -o confusion.png
 kalmanclip evaluate pets.adapter test/ --pictures pictures/
-kalmanclip evaluate pets.adapter test/ --unknown holiday/ --unknown drawings/
+kalmanclip evaluate pets.adapter test/ --unknown holiday/,drawings/
 kalmanclip evaluate pets.adapter test/ --json > result.json
 kalmanclip evaluate pets.adapter test/ drawings=sketches/
 kalmanclip evaluate imagenet.adapter imagenet_v2 imagenet_a --root ~/data
-kalmanclip evaluate pets.adapter test/ --corruption fog:3 --corruption gaussian_noise
+kalmanclip evaluate pets.adapter test/ --corruption fog:3,gaussian_noise
 """
 
 AVERAGED = ("accuracy", "zero_shot_accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
@@ -70,7 +70,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="Measure on corrupted images, too: NAME:SEVERITY, such as fog:3; NAME for all five severities; all "
-            "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several: repeat the option, or separate by commas."
+            "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several: separated by commas."
         ),
     ] = None,
     pictures: Annotated[
@@ -84,7 +84,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="FOLDER",
-            help="Images that show none of the classes: how well are they told from the others? Repeat for several.",
+            help="Images that show none of the classes: how well are they told from the others? Several: separated by "
+            "commas.",
         ),
     ] = None,
     false_alarms: Annotated[
@@ -108,7 +109,7 @@ def evaluate(
     drawings = drawings_at(output, pictures)
     if drawings and (len(data) > 1 or damages):
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
-    strangers = read_strangers(unknown or [], false_alarms)
+    strangers = read_strangers(spellings(unknown), false_alarms)
     clf = load(adapter, device, precision)
     if strangers and (clf.method.known is None or len(clf.method.known.features) < 3):
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kalmanclip.cli.common import Device, options_file, writable_folder
+from kalmanclip.cli.report import print_sheet
 from kalmanclip.cli.run_options import (
     ATTEMPTS,
+    Also,
     Attempts,
     Cache,
     CpusPerRun,
@@ -21,24 +23,24 @@ from kalmanclip.cli.run_options import (
     RetryFailed,
     RunOptions,
     Workers,
+    further_results,
     run_planned,
 )
 from kalmanclip.cli.screen import listing, note, say, waiting
-from kalmanclip.cli.sheets import print_sheet
 from kalmanclip.cli.words import integers, spellings, words
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kalmanclip.experiments import Run, Source, Store
-    from kalmanclip.experiments.paper.gather import Found
-    from kalmanclip.experiments.paper.sheet import Sheet
+    from kalmanclip.experiments.paper.fill import Sheet
+    from kalmanclip.experiments.paper.plan import Found
     from kalmanclip.experiments.paper.study import Study
 
 EXAMPLES = """
 kalmanclip paper table1 --root ~/data
 kalmanclip paper all --root ~/data --workers 4 -o paper/
-kalmanclip paper all --model tiny --data eurosat=photos/eurosat --seeds 1
-kalmanclip paper table2 --model tiny --data pacs=photo_train:photo_test --shift sketch/ cartoon/
+kalmanclip paper all --model tiny --data eurosat=photos/eurosat,dtd=photos/dtd --seeds 1,2
+kalmanclip paper table2 --model tiny --data pacs=photo_train:photo_test --shift sketch/,cartoon/
 kalmanclip paper all --plan --root ~/data
 kalmanclip paper all --report-only --root ~/data
 """
@@ -66,22 +68,23 @@ def paper(
         list[str] | None,
         typer.Option(
             help="Where one of the paper's data sets lies, such as oxford_pets=FOLDER (kalmanclip data list has the "
-            "names), or a further data set, spelled as for `kalmanclip compare`.",
+            "names), or a further data set, spelled as for `kalmanclip compare`. Several: separated by commas.",
         ),
     ] = None,
     shift: Annotated[
-        list[str] | None, typer.Option(help="Further test images for table2: of data sets that have their classes.")
+        list[str] | None,
+        typer.Option(help="Further test images for table2, of data sets that have their classes, separated by commas."),
     ] = None,
-    seeds: Annotated[list[str] | None, typer.Option(help=f"One draw each. Default: {','.join(SEEDS)}.")] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(help=f"One draw each, separated by commas. Default: {','.join(SEEDS)}.")
+    ] = None,
     template: Annotated[
         list[str] | None, typer.Option(help="A prompt instead of the data set's; see `kalmanclip compare`.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help='A JSON file with other options by method, such as {"coop": {"views": 10}}.')
     ] = None,
-    also: Annotated[
-        list[Path] | None, typer.Option(help="Further folders of results, only read: runs in them are not done again.")
-    ] = None,
+    also: Also = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
     report_only: Annotated[
         bool,
@@ -104,12 +107,12 @@ def paper(
 
     With the paper's model and its data sets in place this is the full reproduction. Without them, name another model
     and the data there are: what could not be run is shown as missing, with the reason. Every run is kept as soon as it
-    is finished; after an interruption the same command goes on. The folder gets paper.html, a page to look at, and
-    each table as Markdown, LaTeX and CSV.
+    is finished; after an interruption the same command goes on. The folder gets each table as Markdown and LaTeX,
+    the figures, and results.jsonl with one line per run.
     """
     with waiting("Loading"):
         from kalmanclip.experiments import Store
-        from kalmanclip.experiments.paper.gather import check_options, chosen_sets, find_sets, study_runs
+        from kalmanclip.experiments.paper.plan import check_options, chosen_sets, find_sets, study_runs
         from kalmanclip.experiments.paper.studies import STUDIES
         from kalmanclip.experiments.provenance import model_name
 
@@ -123,36 +126,33 @@ def paper(
     if not (plan or report_only):
         running.check()
         _check_corruptions(asked)
-    for folder in also or ():
-        if not folder.is_dir():
-            raise DataError(f"There is no folder {folder}. --also takes folders of results.")
+    earlier = further_results(also)
     if report_only and not output.is_dir():
         raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):
         pairs = list(product(sorted({k for study in asked for k in study.shots}), draws))
-        found = find_sets(STUDIES.values(), spellings(data), root, template or (), spellings(shift), pairs)
-    sets = {study.name: chosen_sets(study, found) for study in STUDIES.values()}
+        found = find_sets(asked, spellings(data), root, template or (), spellings(shift), pairs)
+    sets = {study.name: chosen_sets(study, found) for study in asked}
     runs = {
         study.name: study_runs(study, [s for s in sets[study.name].values() if s], draws, backbone, options)
-        for study in STUDIES.values()
+        for study in asked
     }
     if plan:
-        _print_plan(asked, runs, sets, Store(output, also or ()), found)
+        _print_plan(asked, runs, sets, Store(output, earlier), found)
         return
     with writable_folder(output):
-        store = Store(output, also or ())
+        store = Store(output, earlier)
         if not report_only:
             for study in asked:
                 _run(study, runs[study.name], sets[study.name], store, model, running)
         with waiting("Drawing"):
-            sheets = _sheets(asked, runs, sets, store, found)
-            _write(output, sheets, backbone, draws)
-    told = [sheet for sheet in sheets if any(sheet.name == study.name for study in asked)]
-    for sheet in told:
+            sheets = [_sheet(study, runs[study.name], sets[study.name], store, found) for study in asked]
+            _write(output, sheets, _records(runs, store), backbone, draws)
+    for sheet in sheets:
         print_sheet(sheet)
-    note(f"To look at: {output / 'paper.html'}. Beside it every table as .md, .tex, .csv, every figure as .png, .svg.")
-    if any(sheet.failed for sheet in told):
-        note("Some runs failed: the page says why; --retry-failed tries them again.")
+    note(f"Also in {output}: every table as .md and .tex, every figure as .png and .svg, and results.jsonl.")
+    if any(sheet.failed for sheet in sheets):
+        note("Some runs failed: the tables say why; --retry-failed tries them again.")
         raise typer.Exit(1)
 
 
@@ -184,47 +184,46 @@ def _run(
     run_planned(runs, sources, store, model, running)
 
 
-def _sheets(
-    asked: Sequence[Study],
-    runs: Mapping[str, Sequence[Run]],
-    sets: Mapping[str, Mapping[str, Source | None]],
-    store: Store,
-    found: Found,
-) -> list[Sheet]:
-    """Those that were asked for, and those that earlier commands drew."""
+def _sheet(study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, found: Found) -> Sheet:
     from kalmanclip.experiments.paper.fill import fill
-    from kalmanclip.experiments.paper.studies import STUDIES
     from kalmanclip.experiments.runner import named
 
-    sheets = []
-    for name, study in STUDIES.items():
-        known = [(run, store.record(run)) for run in runs[name]]
-        records = [named(record, run) for run, record in known if record is not None]
-        if study in asked or (store.folder / f"{name}.md").is_file():
-            sheets.append(fill(study, sets[name], records, found.missing, runs[name]))
-    return sheets
+    records = [named(record, run) for run in runs if (record := store.record(run)) is not None]
+    shifts = {name: [s.name for s in source.shifts] if source else list(study.shifts) for name, source in sets.items()}
+    return fill(study, shifts, records, found.missing, runs)
 
 
-def _write(folder: Path, sheets: Sequence[Sheet], model: str, seeds: Sequence[int]) -> None:
+def _records(runs: Mapping[str, Sequence[Run]], store: Store) -> list[dict[str, Any]]:
+    """Return every record once, with what each of the studies that show it calls it."""
+    from kalmanclip.experiments.runner import named
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, planned in runs.items():
+        for run in planned:
+            record = store.record(run)
+            if record is not None:
+                found.setdefault(run.address, named(record, run) | {"studies": {}})["studies"][name] = run.label
+    return list(found.values())
+
+
+def _write(
+    folder: Path, sheets: Sequence[Sheet], records: Sequence[dict[str, Any]], model: str, seeds: Sequence[int]
+) -> None:
     import kalmanclip
-    from kalmanclip.experiments.paper.page import write_page
-    from kalmanclip.experiments.paper.text import picture_stems, to_csv, to_latex, to_markdown
+    from kalmanclip.experiments.jsonl import write_jsonl
+    from kalmanclip.experiments.paper.fill import sheet_markdown
+    from kalmanclip.experiments.render import escape, to_latex
     from kalmanclip.files import write_atomic
 
-    other = (
-        ""
-        if model == MODEL
-        else f" (the paper's is {MODEL}: compare rows with each other, not numbers with the paper's)"
-    )
-    facts = {"model": model + other, "seeds": ", ".join(map(str, seeds)), "kalmanclip": kalmanclip.__version__}
-    write_page(folder / "paper.html", sheets, facts)
+    other = "" if model == MODEL else f" (the paper's is {MODEL}: compare rows, not numbers with the paper's)"
+    made = f"Model {model}{other}, seeds {', '.join(map(str, seeds))}, kalmanclip {kalmanclip.__version__}."
+    write_jsonl(folder / "results.jsonl", records)
     for sheet in sheets:
-        texts = {"md": to_markdown(sheet), "tex": to_latex(sheet), "csv": to_csv(sheet)}
-        for ending, text in texts.items():
-            write_atomic(folder / f"{sheet.name}.{ending}", text, DataError)
-        for stem, picture in zip(picture_stems(sheet), sheet.pictures, strict=True):
-            write_atomic(folder / f"{stem}.svg", picture.svg, DataError)
-            write_atomic(folder / f"{stem}.png", picture.png, DataError)
+        write_atomic(folder / f"{sheet.study.name}.md", f"{sheet_markdown(sheet)}\n{escape(made)}\n", DataError)
+        caption = "measured here, with the paper's number in brackets. Needs booktabs."
+        write_atomic(folder / f"{sheet.study.name}.tex", to_latex(sheet.table, caption), DataError)
+        for stem, picture in zip(sheet.stems(), sheet.pictures, strict=True):
+            picture.save(folder / stem)
 
 
 def _print_plan(

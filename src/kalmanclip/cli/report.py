@@ -1,8 +1,8 @@
-"""What ``kalmanclip compare`` says at the end: its tables, where ours is behind, and what failed."""
+"""Tables of results in a terminal: those of a comparison, and those of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,67 +12,80 @@ from rich.text import Text
 from kalmanclip.cli.screen import console, listing, note, say
 
 if TYPE_CHECKING:
-    from kalmanclip.experiments import Grid, Table
-    from kalmanclip.experiments.table import Column
+    import pandas as pd
+
+    from kalmanclip.experiments.paper.fill import Sheet
+    from kalmanclip.experiments.render import Table
 
 
-def print_report(grids: Mapping[str, Grid], records: Sequence[dict[str, Any]], folder: Path) -> bool:
-    """Prints it.
+def print_report(frame: pd.DataFrame, folder: Path) -> bool:
+    """Print the tables of a comparison, where ours is behind, and what failed.
 
     Args:
-        grids: what `write_report` returned.
-        records: of all runs.
+        frame: what `write_report` returned.
         folder: where the files are.
 
     Returns:
         Whether every run is done.
     """
-    from kalmanclip.experiments import make_tables
+    from kalmanclip.experiments.report import make_tables, remark
 
-    for model, grid in grids.items():
-        for table in make_tables(grid):
+    for model, part in frame.groupby("model", sort=False):
+        for table in make_tables(part):
             say(f"{table.title}, {model}: mean ± standard deviation over seeds", style="bold")
-            _print(table)
-            if table.remark():
-                say(table.remark())
+            print_table(table)
+            if said := remark(part, table):
+                say(said)
             say()
-    figures = "figure.png, figure.svg" if len(grids) == 1 else "figures"
-    note(f"Also in {folder}: table.csv, table.md, results.json, {figures}")
-    if len({record["code"]["source"] for record in records}) > 1:
+    figures = "figure.png, figure.svg" if frame["model"].nunique() == 1 else "figures"
+    note(f"Also in {folder}: table.csv, table.md, results.jsonl, {figures}")
+    runs = frame[frame["shift"] == ""]
+    if runs["code"].nunique() > 1:
         note("These results were made by different versions of the code. For a clean table choose a new folder.")
-    return not _print_failures(records)
+    failed = runs[runs["status"] == "failed"]
+    if len(failed):
+        shown = listing("failed", "data", "shots", "seed", "reason", right=("shots", "seed"))
+        for run in failed.itertuples():
+            shown.add_row(Text(run.row), Text(run.data), str(run.shots), str(run.seed), Text(_one_line(run.reason)))
+        say(shown)
+        note(f"{len(failed)} of {len(runs)} runs failed; --retry-failed tries them again.")
+    return not len(failed)
 
 
-def _print(table: Table) -> None:
-    whole, screen = _listing(table, table.columns), console()
+def print_sheet(sheet: Sheet) -> None:
+    """Print a table of the paper: numbers (ours; the paper's in brackets), findings and what is missing."""
+    say(sheet.study.title, style="bold")
+    print_table(sheet.table)
+    for finding in sheet.findings:
+        say(f"- {finding}")
+    for reason in sheet.reasons():
+        say(f"- Missing: {_one_line(reason)}")
+    say(f"{sheet.progress()}.")
+    say()
+
+
+def print_table(table: Table) -> None:
+    """Print a table; one that is too wide for the screen goes on below, the columns of a data set together."""
+    columns, screen = range(len(table.columns)), console()
+    whole = _listing(table, columns)
     if screen.measure(whole, options=screen.options.update(max_width=10_000)).maximum <= screen.width:
         say(whole)
         return
-    for name in dict.fromkeys(column.heads[0] for column in table.columns):  # too wide: one below the other
-        say(_listing(table, [column for column in table.columns if column.heads[0] == name]))
+    for name in dict.fromkeys(heads[0] for heads in table.columns):
+        say(_listing(table, [column for column in columns if table.columns[column][0] == name]))
 
 
-def _listing(table: Table, columns: Sequence[Column]) -> rich.table.Table:
-    heads = ["\n".join(column.heads) for column in columns]
-    shown = listing("method", *heads, right=heads)
+def _listing(table: Table, columns: Sequence[int]) -> rich.table.Table:
+    heads = ["\n".join(table.columns[column]) for column in columns]
+    shown = listing(*table.row_heads, *heads, right=heads)
     best = {column: table.best(column) for column in columns}
-    for row in table.rows:
-        texts = {column: table.text(row, column) for column in columns}
-        cells = [Text(text, style="bold" if row in best[column] else "") for column, text in texts.items()]
-        shown.add_row(Text(row), *cells)
+    for row, titles in enumerate(table.rows):
+        cells: list[Any] = [
+            Text(table.text(row, column), style="bold" if row in best[column] else "") for column in columns
+        ]
+        shown.add_row(*map(Text, titles), *cells)
     return shown
 
 
-def _print_failures(records: Sequence[dict[str, Any]]) -> bool:
-    failed = [record for record in records if record["status"] == "failed"]
-    if failed:
-        from kalmanclip.experiments.cells import label_of
-
-        table = listing("failed", "data", "shots", "seed", "reason", right=("shots", "seed"))
-        for record in failed:
-            run = record["run"]
-            reason = " ".join(record["reason"].split())
-            table.add_row(Text(label_of(record)), Text(run["data"]), str(run["shots"]), str(run["seed"]), Text(reason))
-        say(table)
-        note(f"{len(failed)} of {len(records)} runs failed; --retry-failed tries them again.")
-    return bool(failed)
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

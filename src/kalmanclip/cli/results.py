@@ -11,40 +11,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kalmanclip.cli.common import Json
-from kalmanclip.cli.differing import as_json as difference_as_json
-from kalmanclip.cli.differing import print_difference
 from kalmanclip.cli.register import register
-from kalmanclip.cli.screen import listing, note, percent, say, waiting
+from kalmanclip.cli.screen import listing, note, percent, say, some, waiting
 from kalmanclip.cli.words import integers, shares, words
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.files import write_atomic
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from kalmanclip.experiments.difference import Difference
+    from kalmanclip.experiments.jsonl import Record
     from kalmanclip.experiments.select import Chosen, Selection
-    from kalmanclip.experiments.store import Record
 
 app = typer.Typer(
     name="results",
-    help="Results of `compare` and `paper`: list them, export tables, compare two folders.",
+    help="Results of `compare` and `paper`: list them, export tables or slim files, compare two sets of them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 Store = Annotated[
     Path,
-    typer.Argument(metavar="STORE", help="The folder that `kalmanclip compare` or `paper` wrote.", show_default=False),
+    typer.Argument(
+        metavar="STORE",
+        help="The folder that `kalmanclip compare` or `paper` wrote, or a file with one line per run (.jsonl).",
+        show_default=False,
+    ),
 ]
-Data = Annotated[list[str] | None, typer.Option(help="Only these data sets, by name. Several: separated by commas.")]
-Methods = Annotated[list[str] | None, typer.Option(help="Only these methods, by label.")]
-Shots = Annotated[list[str] | None, typer.Option(help="Only these numbers of training images per class.")]
-Seeds = Annotated[list[str] | None, typer.Option(help="Only these seeds.")]
-Model = Annotated[list[str] | None, typer.Option(help="Only these backbones.")]
-Share = Annotated[list[str] | None, typer.Option(help="Only these shares of corrupted training images; 0: clean.")]
+Data = Annotated[list[str] | None, typer.Option(help="Only these data sets, by name, separated by commas.")]
+Methods = Annotated[list[str] | None, typer.Option(help="Only these methods, by label, separated by commas.")]
+Shots = Annotated[
+    list[str] | None, typer.Option(help="Only these numbers of training images per class, separated by commas.")
+]
+Seeds = Annotated[list[str] | None, typer.Option(help="Only these seeds, separated by commas.")]
+Model = Annotated[list[str] | None, typer.Option(help="Only these backbones, separated by commas.")]
+Share = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these shares of corrupted training images, separated by commas; 0: clean."),
+]
 Status = Annotated[str | None, typer.Option(help="Only runs that are done, or that failed.", metavar="done|failed")]
 
-_ENDINGS = (".csv", ".md", ".tex", ".json")
+_ENDINGS = (".csv", ".md", ".tex", ".jsonl")
 _DIFFERENT = 1
 """Exit code of `diff` for stores that differ, as that of the program of this name."""
+_SHOWN = 20
+_CHANGES = {"accuracy": ("accuracy points", 100, 2), "nll": ("NLL change", 1, 4), "ece": ("ECE points", 100, 2)}
+"""What `diff` shows of a change: by metric, its title, and as how many parts of one with how many digits."""
 
 
 def list_(
@@ -60,7 +73,7 @@ def list_(
 ) -> None:
     """List the runs in a folder of results, one per line.
 
-    Options choose among them; each takes several values, separated by commas or by repeating it.
+    Options choose among them; each takes several values, separated by commas.
     """
     with waiting("Reading"):
         from kalmanclip.experiments.select import choose
@@ -68,8 +81,8 @@ def list_(
         chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
     rows = [_row(record) for record in chosen.records]
     if as_json:
-        damaged = [path.name for path in chosen.damaged]
-        typer.echo(json.dumps({"runs": rows, "damaged": damaged, "remarks": chosen.remarks()}, indent=2))
+        found = {"runs": rows, "damaged": chosen.damaged, "remarks": chosen.remarks()}
+        typer.echo(json.dumps(found, indent=2))
         return
     _tell(chosen)
     _print(rows)
@@ -83,12 +96,12 @@ def list_(
 def export(
     store: Store,
     output: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--output",
             "-o",
-            help="FILE.csv: one line per cell. FILE.md, FILE.tex: tables. FILE.json: all runs with all metrics. "
-            "Repeat for several. Default: the tables on the screen, as Markdown.",
+            help="FILE.csv: one line per cell. FILE.md, FILE.tex: tables. FILE.jsonl: one slim line per run, for git. "
+            "Several: separated by commas. Default: the tables on the screen, as Markdown.",
         ),
     ] = None,
     data: Data = None,
@@ -99,8 +112,12 @@ def export(
     share: Share = None,
     status: Status = None,
 ) -> None:
-    """Write tables of the results in a folder: CSV, Markdown, LaTeX or JSON, by the file's ending."""
-    for path in output or ():
+    """Write the results of a folder as tables (CSV, Markdown, LaTeX) or as one slim line per run, by the file's ending.
+
+    A .jsonl file is all that tables need: every command that reads results takes it instead of a folder.
+    """
+    files = [Path(name) for name in words(output)]
+    for path in files:
         if path.suffix.lower() not in _ENDINGS:
             raise ConfigError(f"Results cannot be written to {path}: its name must end in {', '.join(_ENDINGS)}.")
     with waiting("Reading"):
@@ -110,15 +127,15 @@ def export(
     _tell(chosen)
     if len({_code(record) for record in chosen.records}) > 1:
         note("These results were made by different versions of the code; `kalmanclip results list` counts them.")
-    if not output:
+    if not files:
         typer.echo(_written(".md", chosen.records), nl=False)
-    for path in output or ():
+    for path in files:
         write_atomic(path, _written(path.suffix.lower(), chosen.records), DataError)
         say(f"{len(chosen.records)} runs are in {path}.")
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A folder of results.", show_default=False)],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Results: a folder, or a .jsonl file.", show_default=False)],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another; changes are from A to B.", show_default=False)],
     data: Data = None,
     methods: Methods = None,
@@ -132,28 +149,27 @@ def diff(
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Compare two folders of results: the same runs with other results, other options, and what one of them lacks.
+    """Compare two sets of results: the same runs with other results, other options, and what one of them lacks.
 
     Seconds, code and packages are shown, but are no difference by themselves. Exit code 0: the same; 1: different; 2
     and 3: an option or a folder cannot be used.
     """
     selection = _selection(data, methods, shots, seeds, model, share, status)
     with waiting("Reading"):
-        from kalmanclip.experiments.difference import Difference
+        from kalmanclip.experiments.difference import compare_results
         from kalmanclip.experiments.select import find_results
 
         first, second = find_results(a, selection), find_results(b, selection)
         if not first.records and not second.records:
             raise first.nothing()
-        difference = Difference(first.records, second.records, tolerance)
+        difference = compare_results(first.records, second.records, tolerance)
     if as_json:
-        damaged = {name: [path.name for path in found.damaged] for name, found in (("a", first), ("b", second))}
-        remarks = first.remarks() + second.remarks()
-        found = difference_as_json(difference) | {"damaged": damaged, "remarks": remarks}
+        found = _difference_json(difference) | {"tolerance": tolerance}
+        found |= {"damaged": {"a": first.damaged, "b": second.damaged}, "remarks": first.remarks() + second.remarks()}
         typer.echo(json.dumps(found, indent=2))
     else:
         _tell(first, second)
-        print_difference(difference, a, b)
+        _print_difference(difference, a, b)
     if not difference.same:
         raise typer.Exit(_DIFFERENT)
 
@@ -184,7 +200,8 @@ def _selection(
 
 def _row(record: Record) -> dict[str, Any]:
     """A run in one line; metrics are None where it failed or they are not defined."""
-    from kalmanclip.experiments.cells import METRICS, label_of, share_of
+    from kalmanclip.experiments.aggregate import METRICS
+    from kalmanclip.experiments.jsonl import label_of, share_of
 
     run = record["run"]
     return {
@@ -251,14 +268,132 @@ def _tell(*chosen: Chosen) -> None:
 
 
 def _written(ending: str, records: Sequence[Record]) -> str:
-    """The contents of a file with this ending, one of `_ENDINGS`."""
-    from kalmanclip.experiments.latex import to_latex
-    from kalmanclip.experiments.report import by_backbone, shortened
-    from kalmanclip.experiments.table import to_csv, to_markdown
+    """Return the contents of a file with this ending, one of `_ENDINGS`."""
+    from kalmanclip.experiments.aggregate import to_csv, to_frame
+    from kalmanclip.experiments.jsonl import to_jsonl
+    from kalmanclip.experiments.report import report_latex, report_markdown
 
-    if ending == ".json":
-        return json.dumps(shortened(records), indent=2, ensure_ascii=False) + "\n"
-    return {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}[ending](by_backbone(records))
+    if ending == ".jsonl":
+        return to_jsonl(records)
+    return {".csv": to_csv, ".md": report_markdown, ".tex": report_latex}[ending](to_frame(records))
+
+
+def _print_difference(difference: Difference, a: Path, b: Path) -> None:
+    """Print what two stores have in common and what they have not, the most important first."""
+    common, different = difference.common, difference.different()
+    say(f"A is {a}, B is {b}. Changes are from A to B, means over runs.")
+    equal = f"{len(common) - len(different)} of them" if len(different) else "all"
+    say(f"{len(common)} runs are in both, {equal} with the same results." if len(common) else "No run is in both.")
+    if made := difference.made_with():
+        said = some([f"{name} ({count} runs)" for name, count in made.items()])
+        say(f"They were not made with the same: {said}.")
+    if len(different):
+        _say_table("The same runs by method", _summary(difference, common))
+        pairs = [_pair(difference, pair) for pair in different.head(_SHOWN).itertuples()]
+        _say_table("The same runs with other results, largest first", pairs)
+        if len(different) > _SHOWN:
+            note(f"and {len(different) - _SHOWN} more; --json lists all of them")
+    if len(difference.replaced):
+        rows = _summary(difference, difference.replaced, by_run=True)
+        _say_table("The same label, data set, shots and seed, run otherwise", rows)
+    for name, runs in (("A", difference.only_a), ("B", difference.only_b)):
+        if len(runs):
+            _say_table(
+                f"Only in {name}: {len(runs)} runs", [_lonely(*group) for group in runs.groupby("label", sort=False)]
+            )
+    say("The same." if difference.same else "Different.")
+
+
+def _summary(difference: Difference, pairs: pd.DataFrame, by_run: bool = False) -> list[dict[str, Any]]:
+    """Return a line per method, and per change of options: how many runs, how many differ, mean and largest changes."""
+    keys = [pairs["label"], pairs["run"].map(lambda run: repr(sorted(run.items())))]
+    lines = []
+    for (label, _), group in pairs.groupby(keys, sort=False):
+        line: dict[str, Any] = {"method": label, "runs": len(group)}
+        line |= {} if by_run else {"other results": int(group["differs"].sum())}
+        for metric, (title, *_) in _CHANGES.items():
+            line[title] = _change(difference.changes(group, metric).mean(), metric)
+        accuracy = difference.changes(group, "accuracy").dropna()
+        largest = accuracy.loc[accuracy.abs().idxmax()] if len(accuracy) else float("nan")
+        line["largest accuracy points"] = _change(largest, "accuracy")
+        if by_run:
+            run = group["run"].iloc[0]
+            line["what is not the same"] = some([f"{name}: {_brief(a)} → {_brief(b)}" for name, (a, b) in run.items()])
+        else:
+            line |= {f"seconds {side.upper()}": f"{group[f'seconds_{side}'].sum():.1f}" for side in "ab"}
+        lines.append(line)
+    return lines
+
+
+def _pair(difference: Difference, pair: Any) -> dict[str, Any]:
+    numbers, changed = difference.metrics_of(pair, all_of_them=True), difference.metrics_of(pair)
+    line = {"method": pair.label, "data": pair.data, "shots": pair.shots, "seed": pair.seed}
+    line["corrupted"] = f"{100 * pair.share:g} %"
+    for side, status in enumerate((pair.status_a, pair.status_b)):
+        accuracy = numbers.get("accuracy", (None, None))[side]
+        line[f"accuracy {'AB'[side]}"] = status if accuracy is None else f"{100 * accuracy:.2f} %"
+    for metric, (title, *_) in _CHANGES.items():
+        a, b = numbers.get(metric, (None, None))
+        line[title] = _change(float("nan") if a is None or b is None else b - a, metric)
+    line["also different"] = some([name for name in changed if name not in (*_CHANGES, "status")])
+    return line
+
+
+def _lonely(label: str, runs: pd.DataFrame) -> dict[str, Any]:
+    values = {name: some([str(value) for value in sorted(runs[name].unique())]) for name in ("data", "shots", "seed")}
+    shares = some([f"{100 * share:g} %" for share in sorted(runs["share"].unique())])
+    return {"method": label, "runs": len(runs), **values, "corrupted": shares}
+
+
+def _say_table(title: str, lines: Sequence[dict[str, Any]]) -> None:
+    words = ("method", "data", "also different", "what is not the same")
+    table = listing(*lines[0], right=[head for head in lines[0] if head not in words])
+    for line in lines:
+        table.add_row(*map(str, line.values()))
+    say()
+    say(title, style="bold")
+    say(table)
+
+
+def _change(value: float, metric: str) -> str:
+    """Return a change with its sign; one too small for the usual digits is not shown as none."""
+    if value != value:
+        return "-"
+    _, scale, digits = _CHANGES[metric]
+    shown = f"{scale * value:+.{digits}f}"
+    return f"{scale * value:+.1e}" if value and not float(shown) else shown
+
+
+def _brief(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _difference_json(difference: Difference) -> dict[str, Any]:
+    """Return all of it as plain JSON values."""
+    names = ["label", "data", "shots", "seed", "model", "share"]
+    pair = [*names, "address_a", "address_b", "status_a", "status_b", "seconds_a", "seconds_b"]
+
+    def runs(frame: pd.DataFrame, columns: list[str], **more: list[Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(frame[columns].assign(**more).to_json(orient="records"))
+        return found
+
+    def both(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+        return {name: {"a": a, "b": b} for name, (a, b) in changes.items()}
+
+    different, replaced = difference.different(), difference.replaced
+    changes = [both(difference.metrics_of(run)) for run in different.itertuples()]
+    metrics = [both(difference.metrics_of(run, all_of_them=True)) for run in replaced.itertuples()]
+    return {
+        "same": difference.same,
+        "common": len(difference.common),
+        "different": runs(different, pair, changes=changes),
+        "rows": _summary(difference, difference.common),
+        "replaced": runs(replaced, pair, run=list(map(both, replaced["run"])), metrics=metrics),
+        "only_in_a": runs(difference.only_a, [*names, "status", "address"]),
+        "only_in_b": runs(difference.only_b, [*names, "status", "address"]),
+        "made_with_other": difference.made_with(),
+    }
 
 
 register(
@@ -272,7 +407,8 @@ register(
 register(
     app,
     export,
-    "kalmanclip results export results/ -o table.tex -o table.csv\n"
+    "kalmanclip results export results/ -o table.tex,table.csv\n"
+    "kalmanclip results export runs/ -o results/comparison.jsonl\n"
     "kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md",
     "export",
 )

@@ -12,13 +12,21 @@ import typer
 from kalmanclip.cli.common import check_device
 from kalmanclip.cli.guard import INTERRUPTED
 from kalmanclip.cli.screen import bars, note, waiting
-from kalmanclip.errors import ConfigError
+from kalmanclip.cli.words import spellings
+from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kalmanclip.experiments import Run, Source, Store
 
 ATTEMPTS = 3
 
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Further results, only read: runs in them are not done again. Folders, or files with one line per run "
+        "(.jsonl), separated by commas."
+    ),
+]
 Workers = Annotated[
     int, typer.Option(help="Processes here, each with its own copy of the model; with --ray the cluster counts.", min=1)
 ]
@@ -47,6 +55,19 @@ CpusPerRun = Annotated[
 GpusPerRun = Annotated[
     float | None, typer.Option(help="With --ray: GPUs of a run, such as 0.5 for two runs per GPU. Default: 0, no GPU.")
 ]
+
+
+def further_results(also: Sequence[str] | None) -> list[Path]:
+    """Return where the results of ``--also`` lie.
+
+    Raises:
+        DataError: one of them is not there.
+    """
+    paths = [Path(path) for path in spellings(also)]
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"There is no folder {path}. --also takes folders of results, or .jsonl files.")
+    return paths
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Options that take several values: repeated, or separated by commas."""
+"""Options that take several values, separated by commas."""
 
 from __future__ import annotations
 

@@ -1,65 +1,199 @@
-"""What a comparison leaves for people and programs: table.csv, table.md, results.json, figure.png, figure.svg."""
+"""What a comparison leaves for people and programs: table.csv, table.md, results.jsonl, figure.png, figure.svg."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import pandas as pd
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import Grid, label_of, share_of
-from kalmanclip.experiments.figure import draw_figure
-from kalmanclip.experiments.table import to_csv, to_markdown
-from kalmanclip.files import write_atomic, write_json_atomic
-from kalmanclip.methods import METHODS
+from kalmanclip.experiments.aggregate import Cell, Place, fill_cells, places_of, to_csv, to_frame
+from kalmanclip.experiments.figure import Picture, draw_lines
+from kalmanclip.experiments.jsonl import Record, write_jsonl
+from kalmanclip.experiments.render import Measure, Table, escape, escape_latex, title_of, to_latex, to_markdown
+from kalmanclip.files import write_atomic
+from kalmanclip.metrics import BINS
 
-LEFT_OUT = ("task", "environment")
-"""Parts of a record that results.json leaves to the run's own file: they are long, and the same again and again."""
+AVERAGE = "average"
+OURS = "kalman"
+"""The method whose shortcomings every table spells out."""
+ACCURACY = Measure("accuracy", "Accuracy in %", " points", 100)
+MEASURES = (
+    ACCURACY,
+    Measure("top5_accuracy", "Top-5 accuracy in %", " points", 100),
+    Measure("nll", "Negative log-likelihood (less is better)", digits=3, sign=-1),
+    Measure("ece", f"Expected calibration error in %, {BINS} bins (less is better)", " points", 100, sign=-1),
+)
+CAPTION = "mean ± standard deviation over seeds. The best of a column is bold."
 
 
-def write_report(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Grid]:
-    """Writes all files of the report into ``folder`` and returns the cells, by backbone.
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        heads: what stands above it, line by line.
+        places: what it is of; several are averaged.
+    """
+
+    heads: tuple[str, ...]
+    places: tuple[Place, ...]
+
+
+def make_table(title: str, frame: pd.DataFrame, columns: Iterable[Column], measure: Measure = ACCURACY) -> Table:
+    """Return one table of a frame of results with one backbone; rows and columns without anything are left out."""
+    columns, rows = list(columns), list(dict.fromkeys(frame["row"]))
+    wanted = [
+        {"i": i, "j": j, "row": row, **place._asdict()}
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+        for place in column.places
+    ]
+    cells = fill_cells(frame, wanted, measure.metric)
+    shown = sorted({i for i, _ in cells})
+    told = sorted({j for (_, j), cell in cells.items() if cell.mean is not None or cell.reasons})
+    kept = {(i, j): cells[i, j] for i, j in cells if i in shown and j in told}
+    return Table(
+        title,
+        ("method",),
+        [(rows[i],) for i in shown],
+        [columns[j].heads for j in told],
+        {(shown.index(i), told.index(j)): cell for (i, j), cell in kept.items()},
+        measure,
+    )
+
+
+def make_tables(frame: pd.DataFrame) -> list[Table]:
+    """Return all tables that a comparison with one backbone has numbers for: measures, shifts, and contamination."""
+    places = places_of(frame)
+    own = [place for place in places if not place.shift]
+    clean = _columns([place for place in own if not place.share])
+    tables = [make_table(measure.title, frame, clean, measure) for measure in MEASURES]
+    shifts = _columns([place for place in places if place.shift and not place.share], shifted=True)
+    tables.append(make_table("Accuracy in % under distribution shift", frame, shifts))
+    if any(place.share for place in own):
+        spoilt = _columns(own, conditions=True)
+        tables.append(make_table("Accuracy in % with corrupted training images", frame, spoilt))
+
+    def has_content(table: Table) -> bool:
+        defined = any(cell.mean is not None for cell in table.cells.values())
+        return bool(table.columns) and (defined or table.measure is ACCURACY)
+
+    return [table for table in tables if has_content(table)]
+
+
+def remark(frame: pd.DataFrame, table: Table) -> str:
+    """Return on which columns the paper's method is not the best, and by how much; empty if it is no row."""
+    methods = dict(zip(frame["row"], frame["method"], strict=True))
+    rows = [titles[0] for titles in table.rows]
+    ours = next((i for i, row in enumerate(rows) if row == OURS), None)
+    if ours is None:
+        ours = next((i for i, row in enumerate(rows) if methods[row] == OURS), None)
+    if ours is None or len(rows) < 2:
+        return ""
+    behind, unknown, measure = [], [], table.measure
+    for column, heads in enumerate(table.columns):
+        numbers, best = table.numbers(column), table.best(column)
+        if ours not in numbers:
+            unknown.append(title_of(heads))
+            continue
+        gap = round(abs(numbers[ours] - numbers[min(best)]), measure.digits)
+        if gap:
+            leaders = " and ".join(rows[i] for i in sorted(best))
+            behind.append(f"{title_of(heads)} ({gap:.{measure.digits}f}{measure.unit} behind {leaders})")
+    known = len(table.columns) - len(unknown)
+    if behind:
+        said = f"{rows[ours]} is not the best on {len(behind)} of {known} columns: {'; '.join(behind)}."
+    else:
+        said = f"{rows[ours]} is the best, alone or with others, on {known} of {known} columns."
+    return said + (f" It has no complete result on: {'; '.join(unknown)}." if unknown else "")
+
+
+def report_markdown(frame: pd.DataFrame) -> str:
+    """Return all tables for people, with what they mean for the paper's method beneath, and what failed."""
+    lines = []
+    for model, part in frame.groupby("model", sort=False):
+        lines += [f"# Comparison with {escape(model)}", "", f"On the test images: {CAPTION}"]
+        for table in make_tables(part):
+            lines += ["", f"## {table.title}", "", to_markdown(table)]
+            lines += ["", escape(remark(part, table))] if remark(part, table) else []
+        failed = part[(part["status"] == "failed") & (part["shift"] == "")]
+        lines += ["", "## Failed", ""] if len(failed) else []
+        for run in failed.itertuples():
+            where = f"{run.data}, {run.shots}-shot"
+            where += f", {Place(run.data, run.shots, run.share, run.damage).condition}" if run.share else ""
+            lines.append(f"- {escape(f'{run.row} on {where}, seed {run.seed}: {run.reason}')}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def report_latex(frame: pd.DataFrame) -> str:
+    """Return the same tables for LaTeX."""
+    lines = [r"% Needs \usepackage{booktabs}.", ""]
+    for model, part in frame.groupby("model", sort=False):
+        for table in make_tables(part):
+            lines += [to_latex(table, f"{model}, {CAPTION}")]
+            lines += [escape_latex(remark(part, table)), ""] if remark(part, table) else []
+    return "\n".join(lines)
+
+
+def write_report(folder: Path, records: Sequence[Record]) -> pd.DataFrame:
+    """Write all files of the report into ``folder`` and return the frame of results.
 
     With several backbones each has figures of its own, such as figure_RN50-openai.png.
     """
-    grids = by_backbone(records)
-    write_json_atomic(folder / "results.json", shortened(records), DataError)
-    write_atomic(folder / "table.csv", to_csv(grids), DataError)
-    write_atomic(folder / "table.md", to_markdown(grids), DataError)
-    for model, grid in grids.items():
-        name = "figure" if len(grids) == 1 else "figure_" + re.sub(r"[^\w.-]+", "-", model)
-        draw_figure([folder / f"{name}.png", folder / f"{name}.svg"], grid)
-    return grids
+    frame = to_frame(records)
+    write_jsonl(folder / "results.jsonl", records)
+    write_atomic(folder / "table.csv", to_csv(frame), DataError)
+    write_atomic(folder / "table.md", report_markdown(frame), DataError)
+    for model, part in frame.groupby("model", sort=False):
+        name = "figure" if frame["model"].nunique() == 1 else "figure_" + re.sub(r"[^\w.-]+", "-", model)
+        draw_comparison(part).save(folder / name)
+    return frame
 
 
-def by_backbone(records: Sequence[dict[str, Any]]) -> dict[str, Grid]:
-    """The cells of records with any backbones, by backbone."""
-    models = dict.fromkeys(record["run"]["model"] for record in records)
-    return {model: Grid([r for r in records if r["run"]["model"] == model]) for model in models}
+def draw_comparison(frame: pd.DataFrame) -> Picture:
+    """Draw the figure of the few-shot literature: accuracy against shots, the average first, then every data set.
+
+    Runs with corrupted training images are shown only where there are no others.
+    """
+    own = [place for place in places_of(frame) if not place.shift]
+    panels: dict[str, list[Place]] = {}
+    for place in [place for place in own if not place.share] or own:
+        title = f"{place.data}, {place.condition}" if place.share else place.data
+        panels.setdefault(title, []).append(place)
+    shots = sorted({place.shots for places in panels.values() for place in places})
+    columns = [Column((title, str(p.shots)), (p,)) for title, places in panels.items() for p in places]
+    for k in shots if len(panels) > 1 else ():
+        found = [place for places in panels.values() for place in places if place.shots == k]
+        if len(found) == len(panels):
+            columns.insert(0, Column((f"{AVERAGE} of {len(panels)}", str(k)), tuple(found)))
+    table = make_table("", frame, columns, ACCURACY)
+    lines: dict[str, dict[str, dict[float, Cell]]] = {}
+    for j, (title, number) in enumerate(table.columns):
+        for i, (row,) in enumerate(table.rows):
+            cell = table.cell(i, j)
+            percent = Cell({seed: 100 * value for seed, value in cell.by_seed.items()})
+            lines.setdefault(title, {}).setdefault(row, {})[int(number)] = percent
+    return draw_lines("Accuracy against images per class, a panel per data set", lines)
 
 
-def shortened(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What results.json holds: the records without `LEFT_OUT`."""
-    return {"runs": [{name: value for name, value in r.items() if name not in LEFT_OUT} for r in records]}
+def _columns(places: Sequence[Place], shifted: bool = False, conditions: bool = False) -> list[Column]:
+    """Return columns of these places, data set by data set, then their averages for every number of shots."""
 
+    def name(place: Place) -> str:
+        return f"{place.data} → {place.shift}" if shifted else place.data
 
-def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of unknown order as a comparison would have planned them: the paper's method first."""
-    methods = list(METHODS)
+    def rest(place: Place) -> tuple[str, ...]:
+        return (f"{place.shots}-shot", *((place.condition,) if conditions else ()))
 
-    def key(record: dict[str, Any]) -> tuple[Any, ...]:
-        run, label = record["run"], label_of(record)
-        rank = methods.index(run["method"]) if run["method"] in methods else len(methods)
-        return (
-            run["model"],
-            run["data"],
-            share_of(record),
-            run["shots"],
-            rank,
-            label != run["method"],
-            label,
-            run["seed"],
-        )
-
-    return sorted(records, key=key)
+    names = list(dict.fromkeys(name(place) for place in places))
+    single = [Column((own, *rest(place)), (place,)) for own in names for place in places if name(place) == own]
+    groups: dict[tuple[str, ...], list[Place]] = {}
+    for place in places:
+        groups.setdefault(rest(place), []).append(place)
+    # an average over some of the data sets would look like one over all of them
+    whole = {heads: group for heads, group in groups.items() if len(group) == len(names) > 1}
+    return single + [Column((AVERAGE, *heads), tuple(group)) for heads, group in whole.items()]

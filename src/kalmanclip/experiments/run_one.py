@@ -16,14 +16,12 @@ from kalmanclip.data import Splits, few_shot_task
 from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
+from kalmanclip.experiments.jsonl import FORMAT
 from kalmanclip.experiments.provenance import code_version, environment, redact, split_precision
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.methods import CONFIGS, Progress, make_method, silent
 from kalmanclip.metrics import reliability_table, summarise
-
-FORMAT = 1
-"""Of the record; a file of another format is made again."""
 
 
 # A process does many runs on few backbones and data sets; both take longer to load than many runs take.
@@ -83,9 +81,7 @@ def failure(run: Run, source: Source, reason: str) -> dict[str, Any]:
 
 def _head(run: Run) -> dict[str, Any]:
     """Return the entries of a record that do not depend on how the run ended."""
-    plain = run.to_dict()
-    head = {"format": FORMAT, "address": run.address, "label": run.label, "run": plain, "code": code_version()}
-    return head | ({"by_data": list(run.by_data)} if run.by_data else {})
+    return {"format": FORMAT, "address": run.address, "run": run.to_dict(), "code": code_version()} | run.names
 
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import torch
 
 from kalmanclip.errors import ConfigError, KalmanClipError
 from kalmanclip.experiments.locks import Locks
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.run_one import failure, run_one
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.experiments.store import Record, Store
 from kalmanclip.experiments.workers import Arguments, LocalPool, LocalWorker, WorkerDied
 from kalmanclip.methods import Progress, silent
@@ -98,9 +98,8 @@ def run_all(
 
 def named(record: Record, run: Run) -> Record:
     """Return a record with the names of this plan, whoever made it and whatever they called it."""
-    names = {"label": run.label, "run": record["run"] | {"data": run.data}}
-    names |= {"by_data": list(run.by_data)} if run.by_data else {}
-    return {name: value for name, value in record.items() if name != "by_data"} | names
+    unnamed = {name: value for name, value in record.items() if name not in ("label", "by_data", "study", "studies")}
+    return unnamed | run.names | {"run": record["run"] | {"data": run.data}}
 
 
 class _Queue:

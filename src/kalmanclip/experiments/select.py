@@ -1,4 +1,4 @@
-"""Which of a store's runs are meant: one choice for whatever is listed, drawn, exported or compared."""
+"""Which runs of a store, or of a file with one line per run, are meant: one choice for all that reads results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.cells import label_of, share_of
-from kalmanclip.experiments.report import in_order
-from kalmanclip.experiments.store import Record, Store
+from kalmanclip.experiments.jsonl import Record, label_of, read_jsonl, share_of
+from kalmanclip.experiments.store import Store
+from kalmanclip.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Selection:
     statuses: tuple[str, ...] = ()
 
     def wants(self, record: Record) -> bool:
-        """Whether the run is meant."""
+        """Return whether the run is meant."""
         return all(not wanted or _VALUE[name](record) in wanted for name, wanted in self._asked())
 
     def unknown(self, records: Sequence[Record]) -> list[str]:
-        """What is asked for that none of the records has, in sentences: it may be misspelled."""
+        """Return what is asked for that none of the records has, in sentences: it may be misspelled."""
         said = []
         for name, wanted in self._asked():
             there = sorted({_VALUE[name](record) for record in records})
@@ -69,68 +69,93 @@ class Chosen:
     """What was meant of a store.
 
     Attributes:
-        folder: where it lies.
+        path: its folder or file.
         records: of the runs, `in_order`.
-        damaged: files of the store that hold no whole record.
+        damaged: names of its files or lines that hold no whole record.
         unknown: what no run of the store has, in sentences.
     """
 
-    folder: Path
+    path: Path
     records: list[Record]
-    damaged: list[Path]
+    damaged: list[str]
     unknown: list[str]
 
     def remarks(self) -> list[str]:
-        """What people should know who see some of the store only."""
-        said = [f"{self.folder}: {sentence}" for sentence in self.unknown]
+        """Return what people should know who see some of the store only."""
+        said = [f"{self.path}: {sentence}" for sentence in self.unknown]
         if self.damaged:
-            names = _join([path.name for path in self.damaged[:3]]) + (", ..." if len(self.damaged) > 3 else "")
+            names = _join(self.damaged[:3]) + (", ..." if len(self.damaged) > 3 else "")
             said.append(
-                f"{self.folder}: {len(self.damaged)} files are damaged, or of another version, and left out: {names}. "
+                f"{self.path}: {len(self.damaged)} records are damaged, or of another version, and left out: {names}. "
                 "The comparison that made them makes them again."
             )
         return said
 
     def nothing(self) -> DataError:
-        """The error for those who need at least one run."""
+        """Return the error for those who need at least one run."""
         why = " ".join(self.unknown) or "No run has all of it together."
-        return DataError(
-            f"{self.folder} holds no such results. {why} Choose less narrowly, or run the comparison first."
-        )
+        return DataError(f"{self.path} holds no such results. {why} Choose less narrowly, or run the comparison first.")
 
 
-def find_results(folder: Path, selection: Selection) -> Chosen:
-    """What is meant of the store in a folder, perhaps nothing.
+def read_results(path: Path) -> tuple[list[Record], list[str]]:
+    """Return the records in a folder or a ``.jsonl`` file, and the names of files or lines that are damaged.
 
     Raises:
-        DataError: there is no store.
+        DataError: there is neither, or no record in it.
     """
-    if not folder.is_dir():
-        raise DataError(f"There is no folder {folder}. Give the folder that an earlier comparison wrote.")
-    try:
-        records, damaged = Store(folder).contents()
-    except OSError as error:
-        raise DataError(f"The folder {folder} cannot be read: {error.strerror}. Change its permissions.") from error
+    if not path.exists():
+        raise DataError(f"There is no folder {path}. Give the folder, or the .jsonl file, of an earlier comparison.")
+    if path.is_file():
+        records, damaged = read_jsonl(path)
+    else:
+        try:
+            records, files = Store(path).contents()
+        except OSError as error:
+            raise DataError(f"The folder {path} cannot be read: {error.strerror}. Change its permissions.") from error
+        damaged = [file.name for file in files]
     if not records:
-        more = f" that can be read, only {len(damaged)} damaged files" if damaged else ""
+        more = f" that can be read, only {len(damaged)} damaged records" if damaged else ""
         raise DataError(
-            f"{folder} holds no results{more}. Give the folder that a comparison wrote, "
-            "with one file per run (64 digits and .json)."
+            f"{path} holds no results{more}. Give the folder that a comparison wrote, with one file per run (64 digits "
+            "and .json), or a .jsonl file with one line per run."
         )
-    wanted = in_order([record for record in records if selection.wants(record)])
-    return Chosen(folder, wanted, damaged, selection.unknown(records))
+    return records, damaged
 
 
-def choose(folder: Path, selection: Selection) -> Chosen:
-    """What is meant of the store in a folder, at least one run.
+def find_results(path: Path, selection: Selection) -> Chosen:
+    """Return what is meant of the results in a folder or file, perhaps nothing.
 
     Raises:
-        DataError: there is no store, or nothing in it is meant.
+        DataError: there are no results.
     """
-    chosen = find_results(folder, selection)
+    records, damaged = read_results(path)
+    wanted = in_order([record for record in records if selection.wants(record)])
+    return Chosen(path, wanted, damaged, selection.unknown(records))
+
+
+def choose(path: Path, selection: Selection) -> Chosen:
+    """Return what is meant of the results in a folder or file, at least one run.
+
+    Raises:
+        DataError: there are no results, or nothing of them is meant.
+    """
+    chosen = find_results(path, selection)
     if not chosen.records:
         raise chosen.nothing()
     return chosen
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """Return records of unknown order as a comparison would have planned them: the paper's method first."""
+    methods = list(METHODS)
+
+    def key(record: Record) -> tuple[Any, ...]:
+        run, label = record["run"], label_of(record)
+        rank = methods.index(run["method"]) if run["method"] in methods else len(methods)
+        where = run["model"], run["data"], share_of(record), run["shots"]
+        return (*where, rank, label != run["method"], label, run["seed"])
+
+    return sorted(records, key=key)
 
 
 def _join(values: Sequence[Any]) -> str:

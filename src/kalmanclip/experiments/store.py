@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.run import Run, address_of
-from kalmanclip.experiments.run_one import FORMAT
+from kalmanclip.experiments.jsonl import is_whole, read_jsonl
+from kalmanclip.experiments.spec import Run, address_of
 from kalmanclip.files import read_json, remove_abandoned, write_json_atomic
 
 Record = dict[str, Any]
 
 _NAME = re.compile(r"[0-9a-f]{64}\.json")
-_RUN: dict[str, type] = {"data": str, "fingerprint": str, "templates": list, "method": str, "config": dict}
-_RUN |= {"shots": int, "seed": int, "model": str}
 
 
 class Store:
@@ -25,13 +23,15 @@ class Store:
 
     Args:
         folder: where they lie; it must exist.
-        also: further folders of results, only read: what is done there need not be done again.
+        also: further results, only read: folders, or files with one line per run (`jsonl`). What is done there need
+            not be done again.
     """
 
     def __init__(self, folder: str | os.PathLike[str], also: Iterable[str | os.PathLike[str]] = ()) -> None:
         self.folder = Path(folder)
         self.also = tuple(Path(other) for other in also)
         remove_abandoned(self.folder)
+        self._lines = {r["address"]: r for path in self.also if path.is_file() for r in read_jsonl(path)[0]}
 
     def path(self, run: Run) -> Path:
         """Return the file of a run."""
@@ -39,7 +39,8 @@ class Store:
 
     def record(self, run: Run) -> Record | None:
         """Return the record of a run, done or failed; None where it is missing, damaged, or another run's."""
-        found = (_read(folder / self.path(run).name) for folder in (self.folder, *self.also))
+        folders = (self.folder, *(other for other in self.also if not other.is_file()))
+        found = [*(_read(folder / self.path(run).name) for folder in folders), self._lines.get(run.address)]
         own = [record for record in found if record is not None and address_of(record["run"]) == run.address]
         return next((record for record in own if record["status"] == "done"), own[0] if own else None)
 
@@ -75,17 +76,4 @@ def _read(path: Path) -> Record | None:
         record = read_json(path, DataError)
     except DataError:
         return None  # to be made again
-    return record if _is_whole(record) else None
-
-
-def _is_whole(record: Any) -> bool:
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        return False
-    run = record.get("run")
-    if not isinstance(run, dict) or any(not isinstance(run.get(name), kind) for name, kind in _RUN.items()):
-        return False
-    if record.get("status") == "failed":
-        return isinstance(record.get("reason"), str)
-    metrics = record.get("metrics")
-    known = isinstance(metrics, dict) and isinstance(metrics.get("accuracy"), float)
-    return record.get("status") == "done" and known and "task" in record
+    return record if is_whole(record) else None

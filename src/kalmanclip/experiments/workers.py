@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from kalmanclip.errors import KalmanClipError
-from kalmanclip.experiments.run import Run
 from kalmanclip.experiments.run_one import run_one
 from kalmanclip.experiments.sources import Source
+from kalmanclip.experiments.spec import Run
 from kalmanclip.memory import share_with
 from kalmanclip.process import keep_freed_memory, sleep_while_waiting
 

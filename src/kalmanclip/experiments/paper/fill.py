@@ -1,21 +1,19 @@
-"""From records to a filled sheet."""
+"""From records to a filled table of the paper, and that as Markdown."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from kalmanclip.experiments.cells import share_of
-from kalmanclip.experiments.paper.forms import ZERO_SHOT, title_of
+import pandas as pd
+
+from kalmanclip.experiments.aggregate import Cell, fill_cells, to_frame
+from kalmanclip.experiments.figure import Picture
+from kalmanclip.experiments.jsonl import Record
 from kalmanclip.experiments.paper.gaps import RULE
-from kalmanclip.experiments.paper.sheet import Entry, Sheet
-from kalmanclip.experiments.paper.study import At, Study
-from kalmanclip.experiments.run import Run
-from kalmanclip.experiments.sources import Source
-
-Record = Mapping[str, Any]
+from kalmanclip.experiments.paper.study import ZERO_SHOT, Form, Sets, Study, title_of
+from kalmanclip.experiments.render import Table, escape, to_markdown
+from kalmanclip.experiments.spec import Run
 
 _KEPT = 0.9
 CRITERION = (
@@ -27,126 +25,139 @@ NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
-class _Key:
-    label: str
-    data: str
-    shots: int
-    share: float
+class Sheet:
+    """One table or figure of the paper, filled in.
+
+    Attributes:
+        study: what it is of.
+        form: what its rows and columns are about.
+        table: the numbers.
+        findings: whether what the paper says about it holds here, one sentence each.
+        missing: data sets that could not run, and why.
+        pictures: drawn from the same numbers.
+        runs: how many runs it is made of.
+        done: how many of them are done.
+        failed: how many of them failed.
+    """
+
+    study: Study
+    form: Form
+    table: Table
+    findings: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
+    runs: int = 0
+    done: int = 0
+    failed: int = 0
+
+    def reasons(self) -> list[str]:
+        """Return why numbers are missing, every reason once with the data sets that it is the reason for."""
+        found: dict[str, list[str]] = {}
+        for name, reason in self.missing.items():
+            found.setdefault(reason, []).append(name)
+        for _, cell in sorted(self.table.cells.items()):
+            if cell.missing:
+                found.setdefault(cell.missing, [])
+        return [f"{', '.join(names)}: {reason}" if names else reason for reason, names in found.items()]
+
+    def progress(self) -> str:
+        """Return how many runs are behind it."""
+        return f"{self.done} of {self.runs} runs done" + (f", {self.failed} failed" if self.failed else "")
+
+    def stems(self) -> list[str]:
+        """Return the names, without suffix, of the files of its pictures: "figure2", "figure2-2", ..."""
+        return [self.study.name + (f"-{n}" if n > 1 else "") for n in range(1, len(self.pictures) + 1)]
 
 
 def fill(
     study: Study,
-    sets: Mapping[str, Source | None],
+    sets: Sets,
     records: Sequence[Record],
-    missing: Mapping[str, str],
-    planned: Sequence[Run],
+    missing: Mapping[str, str] | None = None,
+    planned: Sequence[Run] = (),
 ) -> Sheet:
-    """The sheet of a study.
+    """Return the filled sheet of a study.
 
     Args:
         study: what is shown.
-        sets: its data sets; None for those that are not here.
+        sets: its data sets with the names of their shifts, also those that are not here.
         records: of its runs, under the names of the plan; runs without a record are shown as missing.
         missing: by name of a data set or shift, why it is not here.
         planned: all its runs.
     """
+    missing = missing or {}
     learned = {record["run"]["data"] for record in records if record["label"] != ZERO_SHOT}
     # what could stand in but was not run fills no rows with dashes
     idle = [name for name in sets if name not in study.sets and study.others != "beside" and name not in learned]
-    results = _Results([record for record in records if record["run"]["data"] not in idle], study.criterion)
+    frame = _judged(study, to_frame([record for record in records if record["run"]["data"] not in idle]))
+    form = study.form(study, {name: shifts for name, shifts in sets.items() if name not in idle})
     missing = {**missing, **dict.fromkeys(idle, "could stand in; not run")}
-    shown = {name: source for name, source in sets.items() if name not in idle}
-    shifts = {
-        name: [shift.name for shift in source.shifts] if source else list(study.shifts)
-        for name, source in shown.items()
-    }
-    form = study.form(study, shifts)
-    entries = {}
-    for i, row in enumerate(form.rows):
-        for j, column in enumerate(form.columns):
-            at = At(**{**row.fixes, **column.fixes})
-            absent = missing.get(at.data, "") if sets.get(at.data) is None else ""
-            entry = Entry(missing=absent) if absent else results.entry(at)
-            entries[i, j] = replace(entry, printed=study.printed(at))
-    wanted = {*sets, *study.shifts}
-    sheet = Sheet(
-        name=study.name,
-        title=study.title,
-        caption=study.caption,
-        row_heads=form.row_heads,
-        rows=tuple(row.titles for row in form.rows),
-        columns=tuple(", ".join(column.titles) for column in form.columns),
-        entries=entries,
-        missing={title_of(name): reason for name, reason in missing.items() if name in wanted},
-        criterion=CRITERION if study.criterion else "",
-        runs=sum(run.data not in idle for run in planned),
-        done=results.done,
-        failed=results.failed,
-        seconds=results.seconds,
+    table = Table(
+        study.title,
+        form.row_heads,
+        [row.titles for row in form.rows],
+        [column.titles for column in form.columns],
+        _cells(study, form, frame, missing),
+        grouped=form.row_heads[0] == "data set",
     )
-    findings = tuple(study.findings(sheet)) if results.done else ()
-    rule = (RULE,) if any("±" in finding for finding in findings) else ()
-    sheet = replace(sheet, findings=findings, caption=sheet.caption + rule)
-    return replace(sheet, pictures=tuple(study.draw(sheet)) if study.draw and results.done else ())
+    runs = frame if frame.empty else frame[frame["shift"] == ""]
+    failed = 0 if frame.empty else int(((runs["status"] == "failed") & runs["accuracy"].isna()).sum())
+    wanted = {*sets, *study.shifts}
+    absent = {title_of(name): reason for name, reason in missing.items() if name in wanted}
+    wanted_runs = sum(run.data not in idle for run in planned)
+    sheet = Sheet(study, form, table, missing=absent, runs=wanted_runs, done=len(runs) - failed, failed=failed)
+    if not sheet.done:
+        return sheet
+    sheet = replace(sheet, findings=tuple(study.findings(sheet)))
+    return replace(sheet, pictures=tuple(study.draw(sheet)) if study.draw else ())
 
 
-class _Results:
-    """The records of a study, by what they are about and by seed."""
-
-    def __init__(self, records: Sequence[Record], criterion: bool) -> None:
-        self._found: dict[_Key, dict[int, Record]] = {}
-        self._zero_shot: dict[str, dict[int, Record]] = {}
-        self._criterion = criterion
-        self.done = self.failed = 0
-        self.seconds = 0.0
-        for record in records:
-            run = record["run"]
-            key = _Key(record["label"], run["data"], run["shots"], share_of(record))
-            self._found.setdefault(key, {})[run["seed"]] = record
-            if record["label"] == ZERO_SHOT:
-                self._zero_shot.setdefault(run["data"], {})[run["seed"]] = record
-            broke = record["status"] == "failed" and not self._broke_down(record)
-            self.done += not broke
-            self.failed += broke
-            self.seconds += sum(record.get("seconds", {}).values())
-
-    def entry(self, at: At) -> Entry:
-        records = self._found.get(_Key(at.label, at.data, at.shots, at.share), {})
-        values: dict[int, float] = {}
-        diverged, reasons = 0, []
-        for seed, record in records.items():
-            if self._diverged(record, self._zero_shot.get(at.data, {}).get(seed)):
-                diverged += 1
-            elif record["status"] == "done":
-                before = self._zero_shot.get(at.data, {}).get(seed)
-                if not at.gain:
-                    values[seed] = _accuracy(record, at.shifts)
-                elif before is not None and before["status"] == "done":
-                    values[seed] = _accuracy(record, at.shifts) - _accuracy(before, at.shifts)
-                else:
-                    reasons.append(f"{ZERO_SHOT} is missing")
-            elif record["status"] == "failed":
-                reasons.append(str(record["reason"]))
-        if not values:
-            reason = "" if diverged else next(iter(reasons), NOT_RUN)
-            return Entry(seeds=diverged, diverged=diverged, missing=reason)
-        std = statistics.stdev(values.values()) if len(values) > 1 else None
-        return Entry(statistics.fmean(values.values()), std, len(values) + diverged, diverged, by_seed=values)
-
-    def _diverged(self, record: Record, before: Record | None) -> bool:
-        if not self._criterion or record["status"] == "failed":
-            return self._broke_down(record)
-        if before is None or before["status"] != "done" or record is before:
-            return False
-        now, then = record["metrics"], before["metrics"]
-        return bool(now["accuracy"] < _KEPT * then["accuracy"] and now["nll"] > then["nll"])
-
-    def _broke_down(self, record: Record) -> bool:
-        """Whether a run failed in a way that is a finding about the method."""
-        return self._criterion and record["status"] == "failed" and record.get("error") == "NumericalError"
+def _judged(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with ``value``, in percent or points, and with the status "diverged" where a run did."""
+    if frame.empty:
+        return frame
+    start = frame[(frame["label"] == ZERO_SHOT) & (frame["status"] == "done") & (frame["shift"] == "")]
+    start = start.drop_duplicates(["data", "seed"]).set_index(["data", "seed"])[["accuracy", "nll"]]
+    frame = frame.join(start.add_suffix("_before"), on=["data", "seed"])
+    frame["value"] = 100 * (frame["accuracy"] - (frame["accuracy_before"] if study.gain else 0))
+    if study.gain:
+        lost = (frame["status"] == "done") & frame["accuracy_before"].isna()
+        frame.loc[lost, ["status", "reason"]] = ["failed", f"{ZERO_SHOT} is missing"]
+    if study.criterion:
+        worse = frame["accuracy"] < _KEPT * frame["accuracy_before"]
+        unlearned = (frame["label"] != ZERO_SHOT) & worse & (frame["nll"] > frame["nll_before"])
+        frame.loc[unlearned | (frame["error"] == "NumericalError"), "status"] = "diverged"
+    return frame
 
 
-def _accuracy(record: Record, shifts: Sequence[str]) -> float:
-    """In percent; the mean over several test sets."""
-    parts = [record["shifts"][shift] if shift else record["metrics"] for shift in shifts]
-    return 100 * statistics.fmean(part["accuracy"] for part in parts)
+def _cells(study: Study, form: Form, frame: pd.DataFrame, missing: Mapping[str, str]) -> dict[tuple[int, int], Cell]:
+    places = {(i, j): form.at(i, j) for i in range(len(form.rows)) for j in range(len(form.columns))}
+    names = ("label", "data", "shots", "share")
+    wanted = [
+        {"i": i, "j": j, **{name: getattr(at, name) for name in names}, "shift": shift}
+        for (i, j), at in places.items()
+        for shift in at.shifts
+    ]
+    found = fill_cells(frame, wanted, "value")
+    cells = {}
+    for place, at in places.items():
+        cell = found.get(place, Cell())
+        # one failure in a cell is told where nothing else is
+        why = "" if cell.seeds or cell.diverged else next(iter(cell.reasons.values()), missing.get(at.data, NOT_RUN))
+        cells[place] = replace(cell, printed=study.printed(at), missing=why)
+    return cells
+
+
+def sheet_markdown(sheet: Sheet) -> str:
+    """Return a section: title, findings, caption, the table, pictures (as files beside it), and what is missing."""
+    caption = [*sheet.study.caption, *((RULE,) if any("±" in finding for finding in sheet.findings) else ())]
+    lines = [f"## {escape(sheet.study.title)}", "", *(f"- {escape(finding)}" for finding in sheet.findings)]
+    lines += [line for paragraph in caption for line in ("", escape(paragraph))]
+    lines += ["", "Mean ± standard deviation, the best of a column bold. In brackets: the paper's, and the difference."]
+    lines += ["", to_markdown(sheet.table)]
+    for stem, picture in zip(sheet.stems(), sheet.pictures, strict=True):
+        lines += ["", f"![{escape(picture.title)}]({stem}.png)"]
+    reasons = sheet.reasons()
+    lines += ["", "What is missing:", "", *(f"- {escape(reason)}" for reason in reasons)] if reasons else []
+    lines += ["", f"Diverged: {escape(CRITERION)}"] if sheet.study.criterion else []
+    return "\n".join([*lines, "", f"{sheet.progress()}."]) + "\n"

@@ -1,28 +1,32 @@
 """Which of the paper's claims hold here: sentences computed from a filled sheet, never written by hand.
 
 A finding begins with its verdict ("Holds", "Holds in part", "Does not hold", "Not known") and a colon. Claims are
-judged by the paper's method alone (rows that begin with `OURS`) against its own baselines, differences as in `gaps`.
+judged by the paper's method alone (variants of the families `READINGS`) against its own baselines, differences as in
+`gaps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from kalmanclip.experiments.paper.forms import ZERO_SHOT
-from kalmanclip.experiments.paper.gaps import NEAR, Comparison, Gap, average, gap, judged, spanned
-from kalmanclip.experiments.paper.printed import BASELINES, OURS, TABLE_3_GAIN, setting
-from kalmanclip.experiments.paper.sheet import Entry, Sheet
-from kalmanclip.experiments.paper.shown import number, signed
+from kalmanclip.experiments.aggregate import Cell
+from kalmanclip.experiments.paper.gaps import NEAR, Comparison, average, gap, judged, spanned
+from kalmanclip.experiments.paper.printed import BASELINES, PAPER, READINGS, TABLE_3_GAIN
+from kalmanclip.experiments.paper.study import ZERO_SHOT
+from kalmanclip.experiments.render import number, signed
 
-_FILTER = f"{OURS} (paper)"
-_LONGER = f"{_FILTER} (10 passes)"
+if TYPE_CHECKING:
+    from kalmanclip.experiments.paper.fill import Sheet
+
+LONGER = f"{PAPER} (10 passes)"
 
 
 def table_1(sheet: Sheet) -> list[str]:
     """Superior or comparable to the baselines in every few-shot scenario?"""
     said = []
-    for ours in _readings(sheet):
-        best, near, cells = _wins(sheet, ours, lambda entry: entry.mean)
+    for ours in READINGS:
+        best, near, cells = _wins(sheet, ours, lambda cell: cell.mean)
         if cells:
             verdict = _verdict(near == cells, 2 * near >= cells)
             said.append(
@@ -30,26 +34,27 @@ def table_1(sheet: Sheet) -> list[str]:
                 f"cells, at most {NEAR:g} point behind in {near}."
             )
     # the paper has one row of its own, which stands beside all readings
-    best, _, cells = _wins(sheet, _readings(sheet)[0], _printed_number)
+    best, _, cells = _wins(sheet, READINGS[0], lambda cell: cell.printed if isinstance(cell.printed, float) else None)
     return [*said, f"In the paper's own table its method is the best in {best} of {cells} cells."] if cells else said
 
 
 def figure_2(sheet: Sheet) -> list[str]:
     """Does accuracy grow with the number of images?"""
     said = []
-    for ours in _readings(sheet):
-        rows = [titles for titles in sheet.rows if titles[0] == ours]
+    for ours in READINGS:
+        rows = {line.fixes["shots"]: row for row, line in enumerate(sheet.form.rows) if line.fixes["label"] == ours}
+        few, many = min(rows), max(rows)
         gains = [
             last - first
-            for column in range(len(sheet.columns))
-            if (first := _mean(sheet, rows[0], column)) is not None
-            and (last := _mean(sheet, rows[-1], column)) is not None
+            for column in range(len(sheet.table.columns))
+            if (first := sheet.table.cell(rows[few], column).mean) is not None
+            and (last := sheet.table.cell(rows[many], column).mean) is not None
         ]
         if gains:
             verdict = _verdict(min(gains) > NEAR, max(gains) > NEAR)
             said.append(
-                f"{verdict}: the accuracy of {ours} grows with the number of images: from {rows[0][1]} to "
-                f"{rows[-1][1]} per class by {spanned(gains)} points."
+                f"{verdict}: the accuracy of {ours} grows with the number of images: from {few} to {many} per class by "
+                f"{spanned(gains)} points."
             )
     return said
 
@@ -57,19 +62,20 @@ def figure_2(sheet: Sheet) -> list[str]:
 def figure_3(sheet: Sheet) -> list[str]:
     """Does it improve on zero-shot everywhere? (The paper: by 2.7 to 46 points.)"""
     said = []
-    for column, label in enumerate(sheet.columns):
+    for column, line in enumerate(sheet.form.columns):
         gains = {
-            titles[0]: entry
-            for row, titles in enumerate(sheet.rows)
-            if (entry := sheet.entry(row, column)).mean is not None
+            name: cell
+            for row, (name,) in enumerate(sheet.table.rows)
+            if (cell := sheet.table.cell(row, column)).mean is not None
         }
-        if gains and label.startswith(OURS):
+        if gains and line.fixes["family"] in READINGS:
             ranked = sorted(gains, key=lambda name: gains[name].mean or 0.0)
             low, high = ranked[0], ranked[-1]
             verdict = _verdict((gains[low].mean or 0.0) > NEAR, (gains[high].mean or 0.0) > NEAR)
             said.append(
-                f"{verdict}: {label} improves on zero-shot on every data set that was run ({len(gains)} of "
-                f"{len(sheet.rows)}): by {_gain(gains[low])} ({low}) to {_gain(gains[high])} points ({high})."
+                f"{verdict}: {line.fixes['label']} improves on zero-shot on every data set that was run ({len(gains)} "
+                f"of {len(sheet.table.rows)}): by {_shown(gains[low], signed)} ({low}) to "
+                f"{_shown(gains[high], signed)} points ({high})."
             )
     return said
 
@@ -77,66 +83,68 @@ def figure_3(sheet: Sheet) -> list[str]:
 def table_2(sheet: Sheet) -> list[str]:
     """The best average under distribution shift?"""
     said = []
-    for column, title in enumerate(sheet.columns):
-        if not title.startswith("average"):
+    for column, line in enumerate(sheet.form.columns):
+        if len(line.fixes["shifts"]) == 1:
             continue
-        found = {t[0]: e for row, t in enumerate(sheet.rows) if (e := sheet.entry(row, column)).mean is not None}
-        rivals = {label: entry.mean or 0.0 for label, entry in found.items() if label in BASELINES}
-        for ours in (label for label in found if label.startswith(OURS)):
-            if not rivals:
+        cells = {row.fixes["label"]: sheet.table.cell(i, column) for i, row in enumerate(sheet.form.rows)}
+        rivals = {label: cells[label].mean for label in BASELINES if cells[label].mean is not None}
+        for ours in READINGS:
+            if not rivals or cells[ours].mean is None:
                 continue
-            leader = max(rivals, key=rivals.__getitem__)
-            apart = gap(found[ours], found[leader])
+            leader = max(rivals, key=lambda label: rivals[label] or 0.0)
+            apart = gap(cells[ours], cells[leader])
             assert apart is not None
             said.append(
-                f"{judged([apart.sign], apart.sign)}: {ours} has a higher {title} than the paper's baselines: "
-                f"{_shown(found[ours])} against {_shown(found[leader])} of {leader}, a difference of {apart}."
+                f"{judged([apart.sign], apart.sign)}: {ours} has a higher {line.titles[0]} than the paper's baselines: "
+                f"{_shown(cells[ours])} against {_shown(cells[leader])} of {leader}, a difference of {apart}."
             )
     return said
 
 
 def table_3(sheet: Sheet) -> list[str]:
     """Does alpha help under contamination, and does it diverge where there is little of it?"""
-    said = []
-    for group in dict.fromkeys(_group(titles) for titles in sheet.rows):
-        if not group[1].startswith(OURS):
-            continue
-        rows = {setting(titles[1]): row for row, titles in enumerate(sheet.rows) if _group(titles) == group}
-        last, none, largest = len(sheet.columns) - 1, min(rows), max(rows)
-        entries = [
-            {alpha: e for alpha, row in rows.items() if (e := sheet.entry(row, column)).mean is not None}
-            for column in range(len(sheet.columns))
+    said, table = [], sheet.table
+    groups: dict[tuple[str, str], dict[float, int]] = {}
+    for row, line in enumerate(sheet.form.rows):
+        if line.fixes["family"] in READINGS:
+            groups.setdefault((line.titles[0], line.fixes["family"]), {})[line.fixes["setting"]] = row
+    shares = [title for (title,) in table.columns]
+    for (data, family), rows in groups.items():
+        last, none, largest = len(shares) - 1, min(rows), max(rows)
+        cells = [
+            {alpha: cell for alpha, row in rows.items() if (cell := table.cell(row, column)).mean is not None}
+            for column in range(len(shares))
         ]
-        measured = [column for column, found in enumerate(entries) if none in found and len(found) > 1]
+        measured = [column for column, found in enumerate(cells) if none in found and len(found) > 1]
         if not measured:
             continue
-        where = " on ".join(reversed(group))
+        where = f"{family} on {data}"
         if last in measured:
-            found = entries[last]
+            found = cells[last]
             gains = {
                 alpha: apart
-                for alpha, entry in found.items()
-                if alpha != none and (apart := gap(entry, found[none])) is not None
+                for alpha, cell in found.items()
+                if alpha != none and (apart := gap(cell, found[none])) is not None
             }
             best = max(gains, key=lambda alpha: gains[alpha].mean)
             strongest = gains.get(largest)
             moved = "has no number" if strongest is None else f"moves the accuracy by {strongest} points"
             signs = [apart.sign for apart in gains.values()]
             said.append(
-                f"{judged(signs, strongest.sign if strongest else 0)}: with {sheet.columns[last]} corrupted images a "
-                f"large alpha helps ({where}): against alpha 0 ({_shown(found[none])}), alpha {largest:g} {moved}; the "
-                f"best on the test images, alpha {best:g} ({_shown(found[best])}), by {gains[best]}. The paper's "
-                f"numbers: {signed(TABLE_3_GAIN)}."
+                f"{judged(signs, strongest.sign if strongest else 0)}: with {shares[last]} corrupted images a large "
+                f"alpha helps ({where}): against alpha 0 ({_shown(found[none])}), alpha {largest:g} {moved}; the best "
+                f"on the test images, alpha {best:g} ({_shown(found[best])}), by {gains[best]}. The paper's numbers: "
+                f"{signed(TABLE_3_GAIN)}."
             )
         broken = [
             (alpha, column)
             for alpha, row in rows.items()
-            for column in range(len(sheet.columns))
-            if sheet.entry(row, column).diverged
+            for column in range(len(shares))
+            if table.cell(row, column).diverged
         ]
         # where the paper has it: a large alpha and few corrupted images
-        there = [place for place in broken if place[0] >= 0.5 and place[1] < len(sheet.columns) - 2]
-        listed = "; ".join(f"alpha {alpha:g} with {sheet.columns[column]}" for alpha, column in broken)
+        there = [place for place in broken if place[0] >= 0.5 and place[1] < last - 1]
+        listed = "; ".join(f"alpha {alpha:g} with {shares[column]}" for alpha, column in broken)
         said.append(
             f"{_verdict(bool(there), False)}: a large alpha diverges where few images are corrupted ({where}): "
             + (f"runs that diverged: {listed}." if broken else "no run diverged.")
@@ -146,30 +154,24 @@ def table_3(sheet: Sheet) -> list[str]:
 
 def table_4(sheet: Sheet) -> list[str]:
     """Is beta best between 0.95 and 0.99?"""
-    said = []
-    for group in dict.fromkeys(titles[0].rsplit(" ", 1)[0] for titles in sheet.rows if titles[0].startswith(OURS)):
-        gaps, listed = [], []
-        for column, name in enumerate(sheet.columns):
-            found = {
-                setting(titles[0]): entry
-                for row, titles in enumerate(sheet.rows)
-                if titles[0].rsplit(" ", 1)[0] == group and (entry := sheet.entry(row, column)).mean is not None
-            }
-            inside = _best({beta: entry for beta, entry in found.items() if beta >= 0.95})
-            outside = _best({beta: entry for beta, entry in found.items() if beta < 0.95})
-            if inside is None or outside is None:
-                continue
-            apart = gap(found[inside], found[outside])
-            assert apart is not None
-            gaps.append(apart)
-            noise = "" if apart.sign else ", noise"
-            listed.append(f"{name} {inside:.2f} against {outside:.2f}, {apart}{noise}")
-        if gaps:
-            said.append(
-                f"{_judged_all(gaps)}: a beta from 0.95 to 0.99 is best ({group.removesuffix(' beta')}): the best of "
-                f"these against the best below: {'; '.join(listed)}."
-            )
-    return said
+    rows = {line.fixes["setting"]: row for row, line in enumerate(sheet.form.rows) if line.fixes["family"] == PAPER}
+    gaps, listed = [], []
+    for column, (name,) in enumerate(sheet.table.columns):
+        cells = {beta: cell for beta, row in rows.items() if (cell := sheet.table.cell(row, column)).mean is not None}
+        inside = _best({beta: cell for beta, cell in cells.items() if beta >= 0.95})
+        outside = _best({beta: cell for beta, cell in cells.items() if beta < 0.95})
+        if inside is None or outside is None:
+            continue
+        apart = gap(cells[inside], cells[outside])
+        assert apart is not None
+        gaps.append(apart)
+        listed.append(f"{name} {inside:.2f} against {outside:.2f}, {apart}{'' if apart.sign else ', noise'}")
+    if not gaps:
+        return []
+    return [
+        f"{judged([g.sign for g in gaps], average(gaps).sign)}: a beta from 0.95 to 0.99 is best ({PAPER}): the best "
+        f"of these against the best below: {'; '.join(listed)}."
+    ]
 
 
 def observation(sheet: Sheet) -> list[str]:
@@ -219,18 +221,17 @@ def regulation(sheet: Sheet) -> list[str]:
 def belief(sheet: Sheet) -> list[str]:
     """Whether richer beliefs buy accuracy, and which of the two diagonal updates is better."""
     base, other = "diagonal (precision)", "diagonal (covariance)"
-    richer = [titles[0] for titles in sheet.rows if titles[0] not in (base, other, ZERO_SHOT)]
+    richer = [v.label for v in sheet.study.variants if v.label not in (base, other, ZERO_SHOT)]
     said = [s for label in richer for s in _against(sheet, label, base, f"{label} is better than {base}")]
     return said + _against(sheet, other, base, f"of the two diagonal updates, {other} is better than {base}")
 
 
 def optimizer(sheet: Sheet) -> list[str]:
     """Does filtering beat first-order optimisation of the same parameters?"""
-    labels = dict.fromkeys(titles[0] for titles in sheet.rows)
-    rivals = [label for label in labels if not label.startswith(OURS) and label != ZERO_SHOT]
-    longer = [label for label in rivals if "passes" in label]
+    passes = {v.label: v.setting for v in sheet.study.variants if v.family == "first-order"}
+    rivals, longer = list(passes), [label for label, number in passes.items() if number is not None]
     # each against the filter that makes as many passes
-    alike = {rival: Comparison(sheet, _LONGER if rival in longer else _FILTER, rival) for rival in rivals}
+    alike = {rival: Comparison(sheet, LONGER if rival in longer else PAPER, rival) for rival in rivals}
     known = {rival: comparison for rival, comparison in alike.items() if comparison.known}
     said = []
     if known:
@@ -243,27 +244,32 @@ def optimizer(sheet: Sheet) -> list[str]:
             f"{verdicts.count('Holds')} of {len(known)} optimisers; its lead is smallest over {nearest}."
         )
     for rival, comparison in known.items():
-        said += comparison.sentence(f"{_LONGER if rival in longer else _FILTER} beats {rival}")
+        said += comparison.sentence(f"{LONGER if rival in longer else PAPER} beats {rival}")
     return said + [
-        s for rival in longer for s in _against(sheet, _FILTER, rival, f"{_FILTER}, with fewer passes, beats {rival}")
+        s for rival in longer for s in _against(sheet, PAPER, rival, f"{PAPER}, with fewer passes, beats {rival}")
     ]
 
 
 def _against(sheet: Sheet, a: str, b: str, claim: str) -> list[str]:
-    """Whether row ``a`` is above row ``b``, in the mean over the columns that both have."""
+    """Return whether row ``a`` is above row ``b``, in the mean over the columns that both have."""
     return Comparison(sheet, a, b).sentence(claim)
 
 
-def _wins(sheet: Sheet, ours: str, of: Callable[[Entry], float | None]) -> tuple[int, int, int]:
-    """In how many cells one of our rows is best, how many it is near the best baseline in, and of how many."""
+def _wins(sheet: Sheet, ours: str, of: Callable[[Cell], float | None]) -> tuple[int, int, int]:
+    """Return in how many cells one of our rows is best, is near the best baseline, and how many there are."""
     best = near = cells = 0
-    for row, titles in enumerate(sheet.rows):
-        if titles[0] != ours:
+    for row, line in enumerate(sheet.form.rows):
+        if line.fixes["label"] != ours:
             continue
-        baselines = [i for i, (label, k) in enumerate(sheet.rows) if label in BASELINES and k in ("", titles[1])]
-        for column in range(len(sheet.columns)):
-            own = of(sheet.entry(row, column))
-            others = [of(sheet.entry(i, column)) for i in baselines]
+        baselines = [
+            i
+            for i, other in enumerate(sheet.form.rows)
+            if other.fixes["label"] == ZERO_SHOT
+            or (other.fixes["label"] in BASELINES and other.fixes["shots"] == line.fixes["shots"])
+        ]
+        for column in range(len(sheet.table.columns)):
+            own = of(sheet.table.cell(row, column))
+            others = [of(sheet.table.cell(i, column)) for i in baselines]
             rivals = [value for value in others if value is not None]
             if own is not None and rivals:
                 cells += 1
@@ -272,48 +278,15 @@ def _wins(sheet: Sheet, ours: str, of: Callable[[Entry], float | None]) -> tuple
     return best, near, cells
 
 
-def _printed_number(entry: Entry) -> float | None:
-    return entry.printed if isinstance(entry.printed, float) else None
+def _shown(cell: Cell, show: Callable[[float], str] = number) -> str:
+    """Return a cell's mean with its standard deviation."""
+    assert cell.mean is not None
+    return show(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
 
 
-def _readings(sheet: Sheet) -> list[str]:
-    """The labels of the paper's method."""
-    return list(dict.fromkeys(titles[0] for titles in sheet.rows if titles[0].startswith(OURS)))
-
-
-def _entry(sheet: Sheet, titles: Sequence[str], column: int) -> Entry:
-    rows = [row for row, other in enumerate(sheet.rows) if other == tuple(titles)]
-    return sheet.entry(rows[0], column) if rows else Entry()
-
-
-def _mean(sheet: Sheet, titles: Sequence[str], column: int) -> float | None:
-    return _entry(sheet, titles, column).mean
-
-
-def _group(titles: Sequence[str]) -> tuple[str, str]:
-    """Data set and method, without the setting that the method's label ends with."""
-    return titles[0], titles[1].rsplit(" ", 2)[0]
-
-
-def _shown(entry: Entry) -> str:
-    """A cell's mean with its standard deviation."""
-    assert entry.mean is not None
-    return number(entry.mean) + ("" if entry.std is None else f" ± {number(entry.std)}")
-
-
-def _gain(entry: Entry) -> str:
-    """The same for a cell that is a gain."""
-    assert entry.mean is not None
-    return signed(entry.mean) + ("" if entry.std is None else f" ± {number(entry.std)}")
-
-
-def _best(found: Mapping[float, Entry]) -> float | None:
-    """The setting with the highest mean."""
+def _best(found: Mapping[float, Cell]) -> float | None:
+    """Return the setting with the highest mean."""
     return max(found, key=lambda value: found[value].mean or 0.0) if found else None
-
-
-def _judged_all(gaps: Sequence[Gap]) -> str:
-    return judged([g.sign for g in gaps], average(gaps).sign)
 
 
 def _verdict(holds: bool, in_part: bool) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kalmanclip.experiments.paper.sheet import Entry, Sheet
-from kalmanclip.experiments.paper.shown import number, signed
+from kalmanclip.experiments.aggregate import Cell
+from kalmanclip.experiments.paper.study import Line
+from kalmanclip.experiments.render import number, signed
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments.paper.fill import Sheet
 
 NEAR = 1.0
 """Points within which two methods are called comparable, and within which one seed alone says nothing."""
@@ -41,8 +45,8 @@ class Gap(NamedTuple):
         return signed(self.mean) + ("" if self.noise is None else f" ± {number(self.noise)}")
 
 
-def gap(one: Entry, other: Entry) -> Gap | None:
-    """The difference of two cells, seed by seed where both have the seed; None unless both have a number."""
+def gap(one: Cell, other: Cell) -> Gap | None:
+    """Return the difference of two cells, seed by seed where both have the seed; None unless both have a number."""
     if one.mean is None or other.mean is None:
         return None
     apart = [value - other.by_seed[seed] for seed, value in one.by_seed.items() if seed in other.by_seed]
@@ -53,14 +57,14 @@ def gap(one: Entry, other: Entry) -> Gap | None:
 
 
 def average(gaps: Sequence[Gap]) -> Gap:
-    """The mean of differences on different data sets, whose seeds have nothing to do with each other."""
+    """Return the mean of differences on different data sets, whose seeds have nothing to do with each other."""
     known = [g.noise for g in gaps if g.noise is not None]
     noise = math.hypot(*known) / len(gaps) if len(known) == len(gaps) else None
     return Gap(statistics.fmean(g.mean for g in gaps), noise)
 
 
 def judged(signs: Sequence[int], whole: int) -> str:
-    """The verdict on "one row is above the other".
+    """Return the verdict on "one row is above the other".
 
     Args:
         signs: of the data sets: `Gap.sign`, or who diverged.
@@ -88,13 +92,12 @@ class Comparison:
         self.gaps: list[Gap] = []
         self.broken: list[str] = []
         signs: list[int] = []
-        rows = {titles[1:]: row for row, titles in enumerate(sheet.rows) if titles[0] == a}
-        others = {titles[1:]: row for row, titles in enumerate(sheet.rows) if titles[0] == b}
+        rows, others = ({line.titles[1:]: n for n, line in _rows(sheet, label)} for label in (a, b))
         for more, row in rows.items():
-            for column, name in enumerate(sheet.columns):
+            for column, (name,) in enumerate(sheet.table.columns):
                 if more not in others:
                     continue
-                one, other = sheet.entry(row, column), sheet.entry(others[more], column)
+                one, other = sheet.table.cell(row, column), sheet.table.cell(others[more], column)
                 apart = gap(one, other)
                 if apart is not None:
                     self.gaps.append(apart)
@@ -117,7 +120,7 @@ class Comparison:
         return self.whole.mean if self.whole else math.inf
 
     def sentence(self, claim: str) -> list[str]:
-        """The finding; none where nothing was measured."""
+        """Return the finding; none where nothing was measured."""
         if not self.known:
             return []
         left_out = "; ".join(self.broken)
@@ -129,7 +132,12 @@ class Comparison:
 
 
 def spanned(values: Iterable[float]) -> str:
-    """From the smallest to the largest difference, in words."""
+    """Return the smallest to the largest difference, in words."""
     found = list(values)
     low, high = signed(min(found)), signed(max(found))
     return low if low == high else f"{low} to {high}"
+
+
+def _rows(sheet: Sheet, label: str) -> list[tuple[int, Line]]:
+    """Return the rows of a variant with their numbers."""
+    return [(n, line) for n, line in enumerate(sheet.form.rows) if line.fixes["label"] == label]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from kalmanclip.experiments.paper.study import At
+from kalmanclip.experiments.paper.study import ZERO_SHOT, At
 
 OURS = "Ours"
-"""How labels of the paper's method begin; what follows says which reading of it. What the paper does not describe,
-this package's own presets included, has other labels: no number of the paper stands beside it, and no claim of the
+LITERAL, PAPER = f"{OURS} (paper-literal)", f"{OURS} (paper)"
+READINGS = (LITERAL, PAPER)
+"""The families of variants that are the paper's method, one for each reading of it. What the paper does not describe,
+this package's own presets included, is in other families: no number of the paper stands beside it, and no claim of the
 paper is judged by it."""
 
-BASELINES = ("Zero-Shot CLIP", "CoOp", "CLIP-Adapter", "Tip-Adapter-F")
+BASELINES = (ZERO_SHOT, "CoOp", "CLIP-Adapter", "Tip-Adapter-F")
 """The labels of what the paper compares its method with."""
 
 SIX = ("imagenet", "oxford_pets", "food101", "sun397", "dtd", "eurosat")
 """The data sets of Table 1, in its order."""
 
 _TABLE_1 = {
-    ("Zero-Shot CLIP", 0): (60.33, 85.90, 77.32, 52.81, 42.15, 37.55),
+    (ZERO_SHOT, 0): (60.33, 85.90, 77.32, 52.81, 42.15, 37.55),
     ("CoOp", 1): (57.44, 85.79, 74.32, 60.31, 44.31, 50.57),
     ("CoOp", 2): (58.47, 82.56, 72.52, 59.47, 45.19, 61.52),
     ("CoOp", 4): (60.07, 86.49, 73.37, 63.68, 53.45, 70.14),
@@ -40,7 +42,7 @@ _TABLE_1 = {
 }
 _FIVE = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
 _TABLE_2 = {
-    "Zero-Shot CLIP": (60.33, 53.62, 34.38, 21.64, 50.00, 43.99),
+    ZERO_SHOT: (60.33, 53.62, 34.38, 21.64, 50.00, 43.99),
     "CoOp": (63.11, 54.84, 32.86, 22.14, 54.94, 45.58),
     "CLIP-Adapter": (63.72, 55.46, 36.87, 20.93, 58.94, 47.18),
     "Tip-Adapter-F": (65.51, 57.10, 36.18, 20.84, 60.33, 47.99),
@@ -70,20 +72,20 @@ ALPHAS, BETAS = tuple(_TABLE_3), tuple(_TABLE_4)
 
 def table_1(at: At) -> float | None:
     """Table 1, and Figure 2, which shows the same numbers."""
-    method = _method(at.label)
-    row = _TABLE_1.get((method, 0 if method == "Zero-Shot CLIP" else at.shots))
+    method = _method(at)
+    row = _TABLE_1.get((method, 0 if method == ZERO_SHOT else at.shots))
     return None if row is None or at.data not in SIX else row[SIX.index(at.data)]
 
 
 def figure_3(at: At) -> float | None:
     """Figure 3: the paper gives it as a picture; six of its eleven bars follow from Table 1."""
-    before, after = table_1(At("Zero-Shot CLIP", at.data)), table_1(at)
+    before, after = table_1(At(ZERO_SHOT, data=at.data)), table_1(at)
     return None if before is None or after is None else round(after - before, 2)
 
 
 def table_2(at: At) -> float | None:
     """Table 2; its last column is the average of the others."""
-    row = _TABLE_2.get(_method(at.label))
+    row = _TABLE_2.get(_method(at))
     if row is None or at.data != "imagenet":
         return None
     if set(at.shifts) == set(_FIVE):
@@ -92,14 +94,14 @@ def table_2(at: At) -> float | None:
 
 
 def table_3(at: At) -> float | str | None:
-    """Table 3: rows by alpha, which the label ends with."""
-    row = _TABLE_3.get(setting(at.label)) if at.label.startswith(OURS) else None
+    """Table 3: rows by alpha."""
+    row = _TABLE_3.get(at.setting) if at.family in READINGS and at.setting is not None else None
     return None if row is None or at.data != "imagenet" or at.share not in SHARES else row[SHARES.index(at.share)]
 
 
 def table_4(at: At) -> float | str | None:
-    """Table 4: rows by beta, which the label ends with."""
-    row = _TABLE_4.get(setting(at.label)) if at.label.startswith(OURS) else None
+    """Table 4: rows by beta."""
+    row = _TABLE_4.get(at.setting) if at.family in READINGS and at.setting is not None else None
     return None if row is None or at.data not in SIX else row[SIX.index(at.data)]
 
 
@@ -108,13 +110,5 @@ def nothing(at: At) -> None:
     return
 
 
-def setting(label: str) -> float:
-    """The number that a label ends with; -1 without one."""
-    try:
-        return float(label.rsplit(" ", 1)[-1])
-    except ValueError:
-        return -1.0
-
-
-def _method(label: str) -> str:
-    return OURS if label.startswith(OURS) else label
+def _method(at: At) -> str:
+    return OURS if at.family in READINGS else at.label

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from kalmanclip.experiments.paper import findings, forms, pictures, printed
+from typing import Any
+
+from kalmanclip.experiments.paper import findings, pictures, printed
+from kalmanclip.experiments.paper import study as forms
 from kalmanclip.experiments.paper.study import Study
-from kalmanclip.experiments.variants import Variant
+from kalmanclip.experiments.spec import Variant
 
 OWN = "kalmanclip default (class residuals)"
 """This package's own method: not the paper's, and in no finding about it."""
 
-_LABELS = {"paper-literal": f"{printed.OURS} (paper-literal)", "paper": f"{printed.OURS} (paper)", "default": OWN}
-_LITERAL, _PAPER, _DEFAULT = (Variant(label, "kalman", {"preset": preset}) for preset, label in _LABELS.items())
+_FAMILIES = {"paper-literal": printed.LITERAL, "paper": printed.PAPER, "default": OWN}
+_LITERAL, _PAPER, _DEFAULT = (
+    Variant(family, "kalman", {"preset": preset}, family=family) for preset, family in _FAMILIES.items()
+)
 _ZERO_SHOT = Variant(forms.ZERO_SHOT, "zero_shot")
 _BASELINES = (
     _ZERO_SHOT,
@@ -35,11 +40,13 @@ _PROTOCOL = (
 
 
 def _alpha(preset: str, alpha: float) -> Variant:
-    return Variant(f"{_LABELS[preset]} alpha {alpha:g}", "kalman", {"preset": preset, "filter": {"alpha": alpha}})
+    options, family = {"preset": preset, "filter": {"alpha": alpha}}, _FAMILIES[preset]
+    return Variant(f"{family} alpha {alpha:g}", "kalman", options, family=family, setting=alpha)
 
 
 def _beta(preset: str, beta: float) -> Variant:
-    return Variant(f"{_LABELS[preset]} beta {beta:.2f}", "kalman", {"preset": preset, "noise": {"beta": beta}})
+    options, family = {"preset": preset, "noise": {"beta": beta}}, _FAMILIES[preset]
+    return Variant(f"{family} beta {beta:.2f}", "kalman", options, family=family, setting=beta)
 
 
 def _paper(label: str, **options: object) -> Variant:
@@ -50,9 +57,9 @@ def _literal(label: str, **options: object) -> Variant:
     return Variant(label, "kalman", {"preset": "paper-literal", **options})
 
 
-def _first_order(label: str, **options: object) -> Variant:
-    """Of the parameters and the observation of the preset ``paper``, which are the method's defaults."""
-    return Variant(label, "first_order", options)
+def _first_order(label: str, **options: Any) -> Variant:
+    """Return a rival on the parameters and the observation of the preset ``paper``, which are its defaults."""
+    return Variant(label, "first_order", options, family="first-order", setting=options.get("epochs"))
 
 
 _RATES = {"adamw": [1e-3, 3e-3, 1e-2, 3e-2, 1e-1], "sgd": [0.1, 0.3, 1.0, 3.0, 10.0]}
@@ -99,6 +106,7 @@ _ALL = (
         printed.figure_3,
         findings.figure_3,
         draw=pictures.figure_3,
+        gain=True,
     ),
     Study(
         "table2",
@@ -132,7 +140,6 @@ _ALL = (
         findings.table_3,
         shares=printed.SHARES,
         others="instead",
-        draw=pictures.table_3,
         criterion=True,
     ),
     Study(
@@ -257,7 +264,7 @@ _ALL = (
             ),
             _first_order("AdamW at 1e-3 (squared)"),
             _first_order("AdamW at 1e-3 (cross-entropy)", loss="cross_entropy"),
-            _paper(f"{_PAPER.label} (10 passes)", epochs=10),
+            Variant(findings.LONGER, "kalman", {"preset": "paper", "epochs": 10}, family=printed.PAPER, setting=10),
             _first_order("AdamW (cross-entropy; 10 passes)", loss="cross_entropy", lr_grid=_RATES["adamw"], epochs=10),
         ),
         printed.SIX,

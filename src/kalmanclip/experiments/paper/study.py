@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kalmanclip.experiments.paper.sheet import Sheet
-from kalmanclip.experiments.variants import Variant
+from kalmanclip.experiments.spec import Variant
+
+if TYPE_CHECKING:
+    from kalmanclip.experiments.figure import Picture
+    from kalmanclip.experiments.paper.fill import Sheet
+
+ZERO_SHOT = "Zero-Shot CLIP"
+"""The variant that learns nothing: one number whatever the shots."""
+
+_TITLES = {
+    "imagenet": "ImageNet",
+    "oxford_pets": "OxfordPets",
+    "food101": "Food101",
+    "sun397": "SUN397",
+    "dtd": "DTD",
+    "eurosat": "EuroSAT",
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "places365": "Places365",
+    "imagenet_v2": "ImageNetV2",
+    "imagenet_sketch": "ImageNet-Sketch",
+    "imagenet_a": "ImageNet-A",
+    "imagenet_r": "ImageNet-R",
+}
+
+Sets = Mapping[str, Sequence[str]]
+"""The names of data sets, each with the names of its shifts."""
 
 
 @dataclass(frozen=True)
@@ -16,19 +43,21 @@ class At:
 
     Attributes:
         label: of the variant.
+        family: of the variant (`Variant.family`).
+        setting: of the variant (`Variant.setting`).
         data: the data set's name.
         shots: K.
         share: of the training images that are corrupted.
         shifts: which test images: "" is the data set's own; several are averaged.
-        gain: whether the number is the gain over zero-shot rather than the accuracy.
     """
 
     label: str = ""
+    family: str = ""
+    setting: float | None = None
     data: str = ""
     shots: int = 0
     share: float = 0.0
     shifts: tuple[str, ...] = ("",)
-    gain: bool = False
 
 
 class Line(NamedTuple):
@@ -39,11 +68,15 @@ class Line(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of a sheet before it is filled in."""
+    """The form of a table before it is filled in."""
 
     row_heads: tuple[str, ...]
     rows: Sequence[Line]
     columns: Sequence[Line]
+
+    def at(self, row: int, column: int) -> At:
+        """Return what a cell is about."""
+        return At(**{**self.rows[row].fixes, **self.columns[column].fixes})
 
 
 @dataclass(frozen=True)
@@ -66,6 +99,7 @@ class Study:
             included, stand in where its own are not there; "shifted": likewise, those that have shifts.
         draw: makes the pictures, given the filled sheet; None: there are none.
         criterion: whether runs are looked at for divergence.
+        gain: whether numbers are gains over zero-shot rather than accuracies.
     """
 
     name: str
@@ -73,12 +107,72 @@ class Study:
     caption: tuple[str, ...]
     variants: tuple[Variant, ...]
     sets: tuple[str, ...]
-    form: Callable[[Study, Mapping[str, Sequence[str]]], Form]
+    form: Callable[[Study, Sets], Form]
     printed: Callable[[At], float | str | None]
     findings: Callable[[Sheet], list[str]]
     shots: tuple[int, ...] = (16,)
     shares: tuple[float, ...] = (0.0,)
     shifts: tuple[str, ...] = ()
     others: str = "beside"
-    draw: Callable[[Sheet], list[Any]] | None = None
+    draw: Callable[[Sheet], list[Picture]] | None = None
     criterion: bool = False
+    gain: bool = False
+
+
+def title_of(name: str) -> str:
+    """Return what the paper calls a data set; others keep their name."""
+    return _TITLES.get(name, name)
+
+
+def by_shots(study: Study, sets: Sets) -> Form:
+    """Lay out a row for every method and number of shots, a column for every data set (Table 1)."""
+    rows = [
+        Line((v.label, "" if v.label == ZERO_SHOT else str(k)), {**_about(v), "shots": k})
+        for v in study.variants
+        for k in (study.shots[-1:] if v.label == ZERO_SHOT else study.shots)
+    ]
+    return Form(("method", "shots"), rows, _columns(sets))
+
+
+def by_set(study: Study, sets: Sets) -> Form:
+    """Lay out a row for every method, a column for every data set (Table 4)."""
+    return Form(("method",), _rows(study), _columns(sets))
+
+
+def by_gain(study: Study, sets: Sets) -> Form:
+    """Lay out a row for every data set, a column for every method that learns (Figure 3)."""
+    rows = [Line((title_of(name),), {"data": name, "shots": study.shots[0]}) for name in sets]
+    return Form(("data set",), rows, [Line((v.label,), _about(v)) for v in study.variants if v.label != ZERO_SHOT])
+
+
+def by_shift(study: Study, sets: Sets) -> Form:
+    """Lay out a row for every method; columns for the own test images, the shifts, and their average (Table 2)."""
+    columns = []
+    for name, shifts in sets.items():
+        columns += [Line((title_of(shift or name),), {"data": name, "shifts": (shift,)}) for shift in ("", *shifts)]
+        columns.append(Line((f"average of {title_of(name)}",), {"data": name, "shifts": ("", *shifts)}))
+    return Form(("method",), _rows(study), columns)
+
+
+def by_share(study: Study, sets: Sets) -> Form:
+    """Lay out a row for every data set and setting, a column for every share of corrupted images (Table 3)."""
+    rows = [
+        Line((title_of(name), *row.titles), {"data": name, **row.fixes})
+        for name in sets
+        for row in _rows(study)
+        if row.fixes["label"] != ZERO_SHOT
+    ]
+    columns = [Line((f"{100 * share:g} %",), {"share": share}) for share in study.shares]
+    return Form(("data set", "method"), rows, columns)
+
+
+def _about(variant: Variant) -> dict[str, Any]:
+    return {"label": variant.label, "family": variant.family, "setting": variant.setting}
+
+
+def _rows(study: Study) -> list[Line]:
+    return [Line((v.label,), {**_about(v), "shots": study.shots[0]}) for v in study.variants]
+
+
+def _columns(sets: Sets) -> list[Line]:
+    return [Line((title_of(name),), {"data": name}) for name in sets]
