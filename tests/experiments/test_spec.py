@@ -190,14 +190,14 @@ def test_mistakes_are_found_before_anything_runs(methods, shots, options, says):
 
 def test_the_code_hash_covers_the_folders_that_can_change_a_number(monkeypatch):
     import kalmanclip
-    from kalmanclip.experiments import environment
+    from kalmanclip.experiments import provenance
 
     root = Path(kalmanclip.__file__).parent
-    assert all((root / folder).is_dir() for folder in environment.NUMERICAL)
-    code_version = environment.code_version.__wrapped__
+    assert all((root / folder).is_dir() for folder in provenance.CODE)
+    code_version = provenance.code_version.__wrapped__
     whole = code_version()["source"]
-    for left_out in environment.NUMERICAL:
-        monkeypatch.setattr(environment, "NUMERICAL", [f for f in environment.NUMERICAL if f != left_out])
+    for left_out in provenance.CODE:
+        monkeypatch.setattr(provenance, "CODE", [f for f in provenance.CODE if f != left_out])
         assert code_version()["source"] != whole
         monkeypatch.undo()
     read = []
