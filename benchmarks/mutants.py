@@ -523,7 +523,7 @@ OBSERVATION = [
                 "test_targets_of_a_whole_batch",
             ),
             "the likelihood's noise is not passed on": (
-                "if terms.has_covariance else None",
+                "if likelihood.has_covariance else None",
                 "if False else None",
                 "test_jacobian_of_the_whole_observation",
             ),

@@ -11,7 +11,7 @@ from kalmanclip.experiments.cells import METRICS, Cell, Grid, Place
 from kalmanclip.metrics import BINS
 
 AVERAGE = "average"
-OURS = "kalman"
+OURS = "class_residuals"
 """The method whose shortcomings every table spells out."""
 
 

@@ -10,7 +10,8 @@ OWN = "kalmanclip default (class residuals)"
 """This package's own method: not the paper's, and in no finding about it."""
 
 _LABELS = {"paper-literal": f"{printed.OURS} (paper-literal)", "paper": f"{printed.OURS} (paper)", "default": OWN}
-_LITERAL, _PAPER, _DEFAULT = (Variant(label, "kalman", {"preset": preset}) for preset, label in _LABELS.items())
+_LITERAL, _PAPER = (Variant(_LABELS[name], "kalman", {"preset": name}) for name in ("paper-literal", "paper"))
+_DEFAULT = Variant(OWN, "class_residuals")
 _ZERO_SHOT = Variant(forms.ZERO_SHOT, "zero_shot")
 _BASELINES = (
     _ZERO_SHOT,
@@ -35,7 +36,10 @@ _PROTOCOL = (
 
 
 def _alpha(preset: str, alpha: float) -> Variant:
-    return Variant(f"{_LABELS[preset]} alpha {alpha:g}", "kalman", {"preset": preset, "filter": {"alpha": alpha}})
+    label = f"{_LABELS[preset]} alpha {alpha:g}"
+    if preset == "default":
+        return Variant(label, "class_residuals", {"alpha": alpha})
+    return Variant(label, "kalman", {"preset": preset, "filter": {"alpha": alpha}})
 
 
 def _beta(preset: str, beta: float) -> Variant:

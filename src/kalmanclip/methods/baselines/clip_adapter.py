@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.features import Progress, epoch_features
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import FeatureMethod, augmented_features, hits, labels_of
-from kalmanclip.methods.training import (
+from kalmanclip.methods.baselines.base import FeatureMethod, hits
+from kalmanclip.methods.baselines.training import (
     Recipe,
     check_optimizer,
     check_positive,
@@ -39,7 +38,7 @@ class CLIPAdapterConfig:
         reduction: the bottleneck is d / reduction wide.
         epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond, as in the code that it is built into (CoOp's).
         batch_size: images per step.
-        views: crops of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
+        crops: of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
             and taken in turn; 0: centre crops.
         crop_scale: of the random crops.
         optimizer: 'published' (CoOp's: SGD 0.002, cosine, a warm-up epoch) or 'paper'.
@@ -50,7 +49,7 @@ class CLIPAdapterConfig:
     reduction: int = 4
     epochs: int | None = None
     batch_size: int = 32
-    views: int | None = None
+    crops: int | None = None
     crop_scale: tuple[float, float] = (0.08, 1.0)
     optimizer: str = "published"
 
@@ -69,23 +68,16 @@ class CLIPAdapter(FeatureMethod):
     normalised, unit-length features give the same logits. With several prompts their mean is the class weight; the
     publication has one.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         D: down (d / reduction, d).
         U: up (d, d / reduction).
         ratio: r, the one that was used.
     """
 
+    Config = CLIPAdapterConfig
+    config: CLIPAdapterConfig
     D: Tensor
     U: Tensor
-
-    def __init__(self, backbone: Backbone, config: CLIPAdapterConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or CLIPAdapterConfig()
-        self.ratio = self.config.ratio
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Trains the bottleneck; the last step's stands. The ratio is chosen on the validation images only."""
@@ -112,8 +104,9 @@ class CLIPAdapter(FeatureMethod):
 
     def _descend(self, candidates: Sequence[CLIPAdapter], task: FewShotTask, progress: Progress) -> None:
         """Trains all candidates on the same batches; they share no parameters, so none feels the others."""
-        y = labels_of(task.train, self.backbone.device)
-        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
+        y = self.labels(task)
+        c = self.config
+        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.crops, task.seed, progress)
         recipe: Recipe = choose_recipe(self.config.optimizer, coop_recipe(self.config.batch_size))
         epochs = self.config.epochs or coop_epochs(max(task.train.counts()))
 
@@ -132,7 +125,7 @@ class CLIPAdapter(FeatureMethod):
         )
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         adapted = F.relu(F.relu(f @ self.D.mT) @ self.U.mT)
         return self.zero_shot(F.normalize(self.ratio * adapted + (1 - self.ratio) * f, dim=-1))
 

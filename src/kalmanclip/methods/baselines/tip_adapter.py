@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.crops import CropConfig, crop_features
-from kalmanclip.methods.features import FeatureMethod, augmented_features, hits, labels_of, unit
-from kalmanclip.methods.training import (
+from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel, search_grid
+from kalmanclip.methods.baselines.training import (
     BestOnValidation,
     Recipe,
     check_optimizer,
@@ -46,7 +46,7 @@ class TipAdapterConfig(CropConfig):
     beta: float = 1.0
     search_scale: tuple[float, float] = (50.0, 50.0)
     search_steps: tuple[int, int] = (200, 200)
-    views: int = 10
+    crops: int = 10
     crop_scale: tuple[float, float] = (0.5, 1.0)
     centre_weight: float = 0.0
 
@@ -60,10 +60,6 @@ class TipAdapterConfig(CropConfig):
 class TipAdapter(FeatureMethod):
     """Logits ``f T^T / tau + alpha exp(-beta (1 - f K^T)) V``.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         K: the keys (N, d), one per training image.
         V: the values (N, C), one-hot labels.
@@ -71,13 +67,10 @@ class TipAdapter(FeatureMethod):
         beta: the sharpness that was used.
     """
 
+    Config = TipAdapterConfig
+    config: TipAdapterConfig
     K: Tensor
     V: Tensor
-
-    def __init__(self, backbone: Backbone, config: TipAdapterConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or TipAdapterConfig()
-        self.alpha, self.beta = self.config.alpha, self.config.beta
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Fills the cache; ``alpha`` and ``beta`` are searched on the validation images only."""
@@ -86,9 +79,8 @@ class TipAdapter(FeatureMethod):
 
     def fill(self, task: FewShotTask, progress: Progress) -> None:
         """Keys and values, and the options before any search."""
-        labels = labels_of(task.train, self.backbone.device)
-        f, weights = crop_features(self.backbone, task, self.config, progress)
-        self.K = unit((weights.unsqueeze(1) * f).sum(dim=1))
+        labels, f = self.labels(task), self.crops(task, self.config, progress)
+        self.K = unit((f.new_tensor(self.config.weights).unsqueeze(1) * f).sum(dim=1))
         self.V = F.one_hot(labels, len(task.class_names)).to(self.K)
         self.alpha, self.beta = self.config.alpha, self.config.beta
 
@@ -100,7 +92,7 @@ class TipAdapter(FeatureMethod):
         with torch.no_grad():
             clip, affinity, values = self.parts(f)
             self.alpha, self.beta = search_cache(
-                lambda beta: cache_votes(affinity, values, beta),
+                lambda beta: kernel(affinity, beta) @ values,
                 clip,
                 y,
                 self.config.search_scale,
@@ -112,14 +104,9 @@ class TipAdapter(FeatureMethod):
         return self.zero_shot(f), f @ self.K.mT, self.V
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         clip, affinity, values = self.parts(f)
-        return clip + self.alpha * cache_votes(affinity, values, self.beta)
-
-
-def cache_votes(affinity: Tensor, V: Tensor, beta: float) -> Tensor:
-    """``exp(-beta (1 - affinity)) V`` (B, C) of similarities to the keys (B, N) and values (N, C)."""
-    return (beta * (affinity - 1)).exp() @ V
+        return clip + self.alpha * kernel(affinity, self.beta) @ values
 
 
 def search_cache(
@@ -138,7 +125,7 @@ def search_cache(
         scale: the largest beta and alpha.
         steps: how many of each.
     """
-    betas, alphas = ([0.1 + i * (top - 0.1) / n for i in range(n)] for top, n in zip(scale, steps, strict=True))
+    betas, alphas = map(search_grid, scale, steps)
     most, best = -1, (0.0, 0.0)
     for beta in betas:
         cache = votes(beta)
@@ -160,7 +147,7 @@ class TipAdapterFConfig(TipAdapterConfig):
         lr: learning rate.
         eps: of AdamW.
         batch_size: images per step.
-        train_views: crops of the training images: None: fresh ones in every epoch, as published; V: so many passes,
+        train_crops: crops of the training images: None: fresh ones in every epoch, as published; V: so many passes,
             kept and taken in turn; 0: centre crops.
         optimizer: 'published' (AdamW with ``lr`` and ``eps``, cosine by step) or 'paper'.
     """
@@ -170,7 +157,7 @@ class TipAdapterFConfig(TipAdapterConfig):
     lr: float = 1e-3
     eps: float = 1e-4
     batch_size: int = 256
-    train_views: int | None = None
+    train_crops: int | None = None
     optimizer: str = "published"
 
     def __post_init__(self) -> None:
@@ -186,16 +173,10 @@ class TipAdapterF(TipAdapter):
 
     The published code keeps the epoch that is best on the *test* images. Here it is the best on the validation images,
     or the last without any. Likewise the weight of the cache during training.
-
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
     """
 
+    Config = TipAdapterFConfig
     config: TipAdapterFConfig
-
-    def __init__(self, backbone: Backbone, config: TipAdapterFConfig | None = None) -> None:
-        super().__init__(backbone, config or TipAdapterFConfig())
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Fills the cache, trains, then searches ``alpha`` and ``beta``; all choices are made on validation images."""
@@ -234,8 +215,8 @@ class TipAdapterF(TipAdapter):
             The first of those that are best on the validation images, each in its best epoch; without validation
             images the first, as the last epoch left it.
         """
-        y = labels_of(task.train, self.K.device)
-        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.train_views, progress)
+        c, y = self.config, self.labels(task)
+        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.train_crops, task.seed, progress)
         recipe = choose_recipe(self.config.optimizer, self.published)
         watched = [BestOnValidation(one.trainable(), one._right(held_out)) for one in candidates]
 

@@ -1,4 +1,4 @@
-"""What several ranks do of a fit together: each encodes its share of the images, and sees its share of every batch."""
+"""Fits that several processes (ranks) share: each encodes its share of the images, and all get all features."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kalmanclip import errors
-from kalmanclip.data.images import ImageSource
-from kalmanclip.encoders import Activations, DualEncoder
-from kalmanclip.encoders.cache import ActivationStore, Encode
+from kalmanclip.data import ImageSource
+from kalmanclip.encoders import Activations, DualEncoder, features
+from kalmanclip.encoders.cache import Encode
+from kalmanclip.encoders.features import ActivationStore, Progress, crop_features, frozen_activations
 from kalmanclip.errors import ConfigError, KalmanClipError, RankError
-from kalmanclip.filtering import KalmanFilter, Ranks, Step
-from kalmanclip.filtering.sharded import sharding
+from kalmanclip.filtering import Ranks
 from kalmanclip.memory import free_bytes
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import ENCODE_BATCH, frozen_activations
-from kalmanclip.methods.kalman_config import KalmanConfig
-from kalmanclip.methods.stepping import Stepper
-from kalmanclip.observation import Likelihood, make_likelihood
-from kalmanclip.observation.observe import Compared
+from kalmanclip.observation import make_likelihood
+
+if TYPE_CHECKING:
+    from kalmanclip.methods.kalman import KalmanConfig
+    from kalmanclip.methods.residuals import ClassResidualsConfig
 
 
 def require_shareable(config: KalmanConfig) -> None:
-    """Raises `ConfigError` if several ranks cannot fit with these options together."""
-    if "low_rank" in config.parameters and config.belief != "diagonal":
+    """Raise `ConfigError` if several ranks cannot fit with these options together."""
+    if config.belief != "diagonal":
         raise ConfigError(
             f"Several ranks can share a diagonal belief only, not {config.belief!r}, whose parameters are not "
             "independent. Choose the belief 'diagonal', or start a single process."
         )
-    if "low_rank" in config.parameters and not make_likelihood(config.observation, **config.observation_options).by_row:
+    if not make_likelihood(config.observation, **config.observation_options).by_row:
         raise ConfigError(
             f"Several ranks cannot share the observation {config.observation!r}: it compares the images of a batch "
             "with each other, and each rank sees its own images only. Choose another one, such as 'contrastive', or "
@@ -42,7 +42,7 @@ def require_shareable(config: KalmanConfig) -> None:
 
 
 def require_same(ranks: Ranks, *what: object) -> None:
-    """Raises `ConfigError` on all ranks unless all were given the same (values that print what they are)."""
+    """Raise `ConfigError` on all ranks unless all were given the same (values that print what they are)."""
     digest = hashlib.sha256(repr(what).encode(errors="surrogateescape")).hexdigest()
     if len(set(ranks.told(digest))) > 1:
         raise ConfigError(
@@ -52,7 +52,7 @@ def require_same(ranks: Ranks, *what: object) -> None:
 
 @contextmanager
 def failing_together(ranks: Ranks) -> Iterator[None]:
-    """An error that one rank meets in its share becomes the error of all, so that none waits for it."""
+    """Make an error that one rank meets in its share the error of all, so that none waits for it."""
     met: KalmanClipError | None = None
     try:
         yield
@@ -71,7 +71,7 @@ def failing_together(ranks: Ranks) -> Iterator[None]:
 def shared_rows(
     ranks: Ranks, count: int, encode: Callable[[range], tuple[Tensor, ...]], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """What ``encode`` makes of N images, each rank its share: columns (N, ...) on all ranks.
+    """Return what ``encode`` makes of N images, each rank its share: columns (N, ...) on all ranks.
 
     A share is so many whole batches of a single process: its cache then serves any number of ranks, and rounding does
     not depend on it.
@@ -85,7 +85,7 @@ def shared_rows(
     Returns:
         Nothing, on all ranks, if one of them could not keep the columns.
     """
-    sizes = ranks.shares(count, ENCODE_BATCH)
+    sizes = ranks.shares(count, features.ENCODE_BATCH)
     place = ranks.mine(sizes)
     columns: tuple[Tensor, ...] = ()
     with failing_together(ranks):
@@ -100,7 +100,7 @@ def shared_rows(
     return tuple(ranks.gathered(column, sizes, "activations") for column in columns)
 
 
-class _Anew(ActivationStore):
+class _RecomputedActivations(ActivationStore):
     """Activations that every rank computes anew for its share of each batch."""
 
     def __init__(self, encode: Encode, count: int, ranks: Ranks) -> None:
@@ -116,22 +116,21 @@ class _Anew(ActivationStore):
 def shared_activations(
     encoder: DualEncoder, sources: Sequence[ImageSource], progress: Progress, ranks: Ranks
 ) -> ActivationStore:
-    """`kalmanclip.methods.features.activation_store`, with every rank encoding its share.
+    """Compute the frozen activations of training images as `activation_store`, with every rank encoding its share.
 
     Every rank keeps the activations of all images, where a quarter of its share of the free memory is enough for them:
     while they are exchanged they are there more than twice.
     """
     device = encoder.backbone.device
-    room = free_bytes(device) // 4
+    allowed = free_bytes(device) // 4
 
     def encode(part: range) -> tuple[Tensor, ...]:
         batches: list[Activations] = []
-        with closing(frozen_activations(encoder, [sources[i] for i in part])) as coming:
+        with closing(frozen_activations(encoder, [sources[i] for i in part], progress)) as coming:
             for batch in coming:
-                if sum(t.nbytes for t in batch) // len(batch[0]) * len(sources) > room:
+                if sum(t.nbytes for t in batch) // len(batch[0]) * len(sources) > allowed:
                     return ()
                 batches.append(batch)
-                progress("reading images", sum(len(b[0]) for b in batches), len(part))
         return tuple(torch.cat(column) for column in zip(*batches, strict=True))
 
     def again(positions: Sequence[int]) -> Generator[Activations, None, None]:
@@ -139,45 +138,24 @@ def shared_activations(
 
     kept = shared_rows(ranks, len(sources), encode, device)
     if not kept:
-        return _Anew(again, len(sources), ranks)
+        return _RecomputedActivations(again, len(sources), ranks)
     store = ActivationStore(again, len(sources))
     store.keep(kept, device)
     return store
 
 
-class SharedStepper(Stepper):
-    """A `Stepper` on all ranks together; between passes the belief is whole again.
+def shared_crop_features(
+    encoder: DualEncoder,
+    sources: Sequence[ImageSource],
+    config: ClassResidualsConfig,
+    progress: Progress,
+    ranks: Ranks | None,
+) -> Tensor:
+    """Return the embeddings (N, V, d) of the crops of each training image, with every rank encoding its share."""
+    if ranks is None:
+        return crop_features(encoder, sources, config, config.seed, progress)
 
-    The filter's belief, which every rank has, is shared out here, and `close` makes it whole.
-    """
+    def encode(part: range) -> tuple[Tensor]:
+        return (crop_features(encoder, [sources[i] for i in part], config, config.seed, progress),)
 
-    def __init__(
-        self,
-        encoder: DualEncoder,
-        kalman: KalmanFilter,
-        likelihood: Likelihood,
-        texts: Activations,
-        templates: int,
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
-        self.ranks = ranks
-        self.belief = sharding(kalman.belief, ranks)
-        kalman.belief = self.belief
-
-    def __call__(self, images: Activations, labels: Tensor) -> Step:
-        """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
-        shares = self.ranks.shares(len(labels))
-        seen = self._share(labels, self.ranks.mine(shares))
-        return self.kalman.step(self.belief.observing(lambda mean: self._observe(images, seen), shares))
-
-    def _share(self, labels: Tensor, mine: slice) -> Compared:
-        """What a share of a batch is compared with: the texts of the whole batch."""
-        if self.likelihood.paired:  # each image has a text of its own
-            return self._compared(labels[mine])
-        seen = self._compared(labels)
-        return seen._replace(column=seen.column[mine])
-
-    def close(self) -> None:
-        """Makes the belief whole on every rank: to be saved, or to predict with."""
-        self.kalman.belief = self.belief.gather()
+    return shared_rows(ranks, len(sources), encode, encoder.backbone.device)[0]

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.crops import CropConfig, crop_features, crops_as_samples
-from kalmanclip.methods.features import FeatureMethod, class_means, hits, labels_of
-from kalmanclip.methods.training import check_positive
+from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.features import Progress
+from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
+from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)
 class GDAConfig(CropConfig):
     """Options of GDA, and of the crops that are its samples (`CropConfig`).
 
-    As published, ten random crops of each image are: ``views=10, crop_scale=(0.5, 1.0), centre_weight=0.0``.
+    As published, ten random crops of each image are: ``crops=10, crop_scale=(0.5, 1.0), centre_weight=0.0``.
 
     Attributes:
         alpha: weight of the discriminant. Used without validation images.
@@ -39,29 +38,20 @@ class GDA(FeatureMethod):
 
     ``W = mu Sigma^-1`` and ``b = -1/2 diag(mu Sigma^-1 mu^T)``.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         W: (C, d).
         b: (C,).
         alpha: the weight that was used.
     """
 
+    Config = GDAConfig
+    config: GDAConfig
     W: Tensor
     b: Tensor
 
-    def __init__(self, backbone: Backbone, config: GDAConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or GDAConfig()
-        self.alpha = self.config.alpha
-
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Means and covariance of the training features; ``alpha`` is chosen on the validation images only."""
-        labels = labels_of(task.train, self.backbone.device)
-        views, shares = crop_features(self.backbone, task, self.config, progress)
-        self.estimate(*crops_as_samples(views, labels, shares), task.class_names)
+        self.estimate(*self.samples(task, self.config, progress), task.class_names)
         self.alpha = self.config.alpha
         held_out = self.validation(task, progress)
         if held_out is not None:
@@ -78,7 +68,7 @@ class GDA(FeatureMethod):
         return f @ self.W.mT + self.b
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         return self.zero_shot(f) + self.alpha * self.discriminant(f)
 
 

@@ -1,13 +1,13 @@
-"""Images of nothing the classifier knows: how familiar an image is, and from which threshold on it counts as unknown.
+"""Out-of-distribution images: a score, and the threshold above which an image is flagged.
 
-The familiarity of a unit-length feature ``f`` is
+The score of a unit-length feature ``f`` is minus
 
-    max_c f . m_c  +  f . g  +  `TEXT_SHARE` (max_c f . t_c - mean_c f . t_c),
+    max_c f . m_c  +  f . g  +  `TEXT_WEIGHT` (max_c f . t_c - mean_c f . t_c),
 
 with the direction ``m_c`` of the training images of class c, the direction ``g`` of all of them, and the texts ``t_c``.
 The first two ask whether images like this one were there to learn from. The last asks whether one text fits it better
 than the others; it is what the reference (MCM, the largest softmax of the similarities) measures, to first order.
-With few images ``m_c`` says little, so it is drawn towards ``g`` as if `PULL` images more had been seen there.
+With few images ``m_c`` is uncertain, so it is shrunk towards ``g`` as if `SHRINKAGE` more images had been seen there.
 
 The threshold comes from the training images alone: each is scored as if it had not been among them.
 """
@@ -26,22 +26,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+from kalmanclip.prediction.prediction import Neighbors
 
-PULL = 3.0
+SHRINKAGE = 3.0
 """So many images' worth of the overall mean is in the mean of a class. Chosen on training images."""
 
-TEXT_SHARE = 4.0
+TEXT_WEIGHT = 4.0
 """How much the texts count beside the images. Chosen on training images."""
 
 FALSE_ALARMS = 0.05
-"""The share of familiar images that may be called unknown, unless another is asked for."""
+"""The share of in-distribution images that may be flagged, unless another is asked for."""
 
 
 class Threshold(NamedTuple):
-    """From which familiarity downwards an image counts as unknown.
+    """Above which score an image counts as out-of-distribution.
 
     Attributes:
-        value: images below it are unknown.
+        value: images above it are flagged.
         counted: whether it is a rank among held-out training images. If there are too few of them for the rate that was
             asked for, it is what a Gaussian of their mean and spread makes of it.
     """
@@ -50,71 +51,59 @@ class Threshold(NamedTuple):
     counted: bool
 
 
-class Nearest(NamedTuple):
-    """The training images that are most similar to each of N images.
-
-    Attributes:
-        similarity: cosines (N, k), the largest first.
-        position: (N, k), among the training images.
-    """
-
-    similarity: Tensor
-    position: Tensor
-
-
 @dataclass(frozen=True, eq=False)
-class KnownImages:
-    """The training images of a classifier, as far as telling unknown ones apart needs them.
+class OODDetector:
+    """The training images of a classifier, as far as the out-of-distribution score needs them.
 
     Attributes:
         features: of their centre crops, unit-length (N, d), rounded to half precision: that is how they are stored.
         labels: (N,), numbers of the classes.
         texts: of the classes, unit-length (C, d).
-        sources: short names of the images, N of them.
+        names: short names of the images, N of them.
     """
 
     features: Tensor
     labels: Tensor
     texts: Tensor
-    sources: tuple[str, ...]
+    names: tuple[str, ...]
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, texts: Tensor, sources: Sequence[str]) -> KnownImages:
-        """From unit-length features (N, d), labels (N,), text weights (C, d) and N names."""
-        if not len(features) == len(labels) == len(sources) or texts.shape[-1] != features.shape[-1]:
-            raise ConfigError("features, labels, texts and names of known images do not belong together")
-        return cls(features.half().to(features.dtype), labels, F.normalize(texts, dim=-1), tuple(sources))
+    def of(cls, features: Tensor, labels: Tensor, texts: Tensor, names: Sequence[str]) -> OODDetector:
+        """Make one of unit-length features (N, d), labels (N,), text weights (C, d) and N names."""
+        if not len(features) == len(labels) == len(names) or texts.shape[-1] != features.shape[-1]:
+            raise ConfigError("features, labels, texts and names of training images do not belong together")
+        return cls(features.half().to(features.dtype), labels, F.normalize(texts, dim=-1), tuple(names))
 
-    def with_more(self, features: Tensor, labels: Tensor, sources: Sequence[str]) -> KnownImages:
-        """These and further images of the same classes."""
-        more = KnownImages.of(features, labels, self.texts, sources)
+    def with_more(self, features: Tensor, labels: Tensor, names: Sequence[str]) -> OODDetector:
+        """Return one of these and further images of the same classes."""
+        more = OODDetector.of(features, labels, self.texts, names)
         return replace(
             self,
             features=torch.cat([self.features, more.features]),
             labels=torch.cat([self.labels, more.labels]),
-            sources=self.sources + more.sources,
+            names=self.names + more.names,
         )
 
-    def chosen(self, rows: Sequence[int | None], texts: Tensor) -> KnownImages:
-        """The images of other classes: class c is old class ``rows[c]``, or a new one if None; with their texts."""
+    def select(self, rows: Sequence[int | None], texts: Tensor) -> OODDetector:
+        """Return one about other classes: class c is old class ``rows[c]``, or a new one if None; with their texts."""
         new = self.labels.new_full((len(self.texts),), -1)
         for c, row in enumerate(rows):
             if row is not None:
                 new[row] = c
         labels = new[self.labels]
         kept = labels >= 0
-        sources = tuple(name for name, keep in zip(self.sources, kept.tolist(), strict=True) if keep)
-        return KnownImages(self.features[kept], labels[kept], F.normalize(texts, dim=-1), sources)
+        names = tuple(name for name, keep in zip(self.names, kept.tolist(), strict=True) if keep)
+        return OODDetector(self.features[kept], labels[kept], F.normalize(texts, dim=-1), names)
 
     def score(self, f: Tensor) -> Tensor:
-        """How familiar images with unit-length features (N, d) are, (N,): the larger, the more like those learned."""
+        """Return the score (N,) of unit-length features (N, d): the larger, the less like those learned from."""
         _, sums, overall = self._sums
-        directions = F.normalize(sums + PULL * overall, dim=-1)
-        return (f @ directions.mT).amax(dim=1) + f @ F.normalize(overall, dim=-1) + self._text(f)
+        directions = F.normalize(sums + SHRINKAGE * overall, dim=-1)
+        return -((f @ directions.mT).amax(dim=1) + f @ F.normalize(overall, dim=-1) + self._text(f))
 
     @cached_property
     def held_out(self) -> Tensor:
-        """The familiarity (N,) of each training image as if it had not been among them."""
+        """The score (N,) of each training image as if it had not been among them."""
         counts, sums, overall = self._sums
         f, own = self.features, self.labels
         left = counts[own] - 1
@@ -125,15 +114,16 @@ class KnownImages:
         remaining = torch.where(left > 0, classes, classes - 1).clamp_min(1).unsqueeze(1)
         g = (classes * overall - old + new) / remaining
         fg, gg = (f * g).sum(dim=1), (g * g).sum(dim=1)
-        along = f @ sums.mT + PULL * fg.unsqueeze(1)
-        length = sums.square().sum(dim=1) + 2 * PULL * g @ sums.mT + PULL**2 * gg.unsqueeze(1)
+        along = f @ sums.mT + SHRINKAGE * fg.unsqueeze(1)
+        length = sums.square().sum(dim=1) + 2 * SHRINKAGE * g @ sums.mT + SHRINKAGE**2 * gg.unsqueeze(1)
         similarity = along / length.clamp_min(torch.finfo(f.dtype).tiny).sqrt()
-        direction = F.normalize(own_sum + PULL * g, dim=-1)
+        direction = F.normalize(own_sum + SHRINKAGE * g, dim=-1)
         similarity = similarity.scatter(1, own.unsqueeze(1), (f * direction).sum(dim=1, keepdim=True))
-        return similarity.amax(dim=1) + fg / gg.clamp_min(torch.finfo(f.dtype).tiny).sqrt() + self._text(f)
+        overall_part = fg / gg.clamp_min(torch.finfo(f.dtype).tiny).sqrt()
+        return -(similarity.amax(dim=1) + overall_part + self._text(f))
 
     def threshold(self, rate: float = FALSE_ALARMS) -> Threshold:
-        """The threshold below which a share ``rate`` of familiar images falls, at most and on average.
+        """Return the threshold above which a share ``rate`` of in-distribution images lies, at most and on average.
 
         Raises:
             ConfigError: the rate is no share, or there are too few training images for any threshold.
@@ -142,17 +132,21 @@ class KnownImages:
             raise ConfigError(f"The rate of false alarms must lie between 0 and 1, not {rate}.")
         scores = self.held_out.double()
         N = len(scores)
-        rank = math.floor(rate * (N + 1) + 1e-9)  # a new image falls below the rank-th of N with chance rank / (N + 1)
+        rank = math.floor(
+            rate * (N + 1) + 1e-9
+        )  # a new image lies above the rank-th largest of N with chance rank / (N + 1)
         if rank >= 1:
-            return Threshold(float(scores.sort().values[rank - 1]), counted=True)
+            return Threshold(float(scores.sort(descending=True).values[rank - 1]), counted=True)
         if N < 3:
-            raise ConfigError(f"A threshold for unknown images needs at least 3 training images; there are {N}.")
+            raise ConfigError(
+                f"A threshold for out-of-distribution images needs at least 3 training images; there are {N}."
+            )
         quantile = float(scipy.special.stdtrit(N - 1, rate)) * math.sqrt(1 + 1 / N)
-        return Threshold(float(scores.mean() + quantile * scores.std()), counted=False)
+        return Threshold(float(scores.mean() - quantile * scores.std()), counted=False)
 
-    def nearest(self, f: Tensor, k: int = 1) -> Nearest:
-        """The k training images most similar to each of N with unit-length features (N, d)."""
-        return Nearest(*(f @ self.features.mT).topk(min(k, len(self.features)), dim=1))
+    def nearest(self, f: Tensor, k: int = 1) -> Neighbors:
+        """Return the k training images most similar to each of N with unit-length features (N, d)."""
+        return Neighbors(*(f @ self.features.mT).topk(min(k, len(self.features)), dim=1))
 
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,4 +159,4 @@ class KnownImages:
 
     def _text(self, f: Tensor) -> Tensor:
         similarity = f @ self.texts.mT
-        return TEXT_SHARE * (similarity.amax(dim=1) - similarity.mean(dim=1))
+        return TEXT_WEIGHT * (similarity.amax(dim=1) - similarity.mean(dim=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.data.images import ImageSource
-from kalmanclip.data.kept import keep_decoded
-from kalmanclip.encoders import Backbone
-from kalmanclip.encoders.blocks import plain_blocks
+from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.dual import averaged_prompts
-from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, unit
-from kalmanclip.errors import ConfigError, ModelError
-from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import RandomCrop, decoded, image_features, labels_of, text_weights
-from kalmanclip.methods.training import Recipe, check_optimizer, check_positive, choose_recipe, train
+from kalmanclip.encoders.features import Progress, fresh_crops, silent, text_weights
+from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, plain_blocks, unit
+from kalmanclip.errors import ModelError
+from kalmanclip.methods.base import Needs
+from kalmanclip.methods.baselines.base import FeatureMethod
+from kalmanclip.methods.baselines.training import Recipe, check_optimizer, check_positive, choose_recipe, train
 
 
 @dataclass(frozen=True)
@@ -116,69 +114,36 @@ def _matrices(model: Any) -> Iterator[tuple[nn.Module, str, int]]:
             yield block.mlp.c_proj, "weight", 1
 
 
-class CLIPSVD:
+class CLIPSVD(FeatureMethod):
     """Logits ``f T^T / tau`` of towers whose singular values were trained by cross-entropy over all class prompts.
 
-    Args:
-        backbone: the frozen CLIP; never modified.
-        config: the options.
-
-    Attributes:
-        tuned: the backbone with its singular values changed, None before `fit`.
-        T: its text weights (C, d).
+    The backbone itself is never modified: `encoder` is that of a copy.
     """
 
+    Config = CLIPSVDConfig
+    config: CLIPSVDConfig
     needs: ClassVar[Needs] = "towers"
-    T: Tensor
-
-    def __init__(self, backbone: Backbone, config: CLIPSVDConfig | None = None) -> None:
-        self.backbone = backbone
-        self.config = config or CLIPSVDConfig()
-        self.tuned: Backbone | None = None
 
     def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
-        """Trains on ``task.train``; the last step's singular values stand, nothing is chosen."""
-        y = labels_of(task.train, self.backbone.device)
+        """Train on ``task.train``; the last step's singular values stand, nothing is chosen."""
+        y, c = self.labels(task), self.config
         model = copy.deepcopy(self.backbone.model)
         exposed = expose_singular_values(model)
-        recipe = choose_recipe(
-            self.config.optimizer,
-            Recipe(lr=5e-4, weight_decay=1e-2, final_lr=1e-6, batch_size=self.config.batch_size),
-        )
+        published = Recipe(lr=5e-4, weight_decay=1e-2, final_lr=1e-6, batch_size=c.batch_size)
         similarities = Similarities(self.backbone, model, task)
-        images = self._images(task)
-        steps = self.config.iterations * max(task.train.counts())
-        steps = min(steps, self.config.most_iterations or steps)
+        images = fresh_crops(self.backbone, task.train.sources, c.crop_scale if c.augment else None, task.seed)
+        steps = c.iterations * max(task.train.counts())
+        steps = min(steps, c.most_iterations or steps)
 
         def loss(i: Tensor, epoch: int) -> Tensor:
-            return F.cross_entropy(self.backbone.logit_scale * similarities(images(i, epoch)), y[i])
+            return F.cross_entropy(self.scale * similarities(images(i, epoch)), y[i])
 
+        recipe = choose_recipe(c.optimizer, published)
         train([values.s for values in exposed], recipe, len(y), steps, loss, task.seed, progress)
         fix_singular_values(model.requires_grad_(False))
         # no cache: nobody else has these weights
-        self.tuned = dataclasses.replace(self.backbone, model=model, cache=None, loaded_hash=None)
-        self.T = text_weights(self.tuned, task.class_names, task.templates)
-
-    def _images(self, task: FewShotTask) -> Any:
-        """Indices and epoch to a batch of preprocessed images (B, 3, h, w)."""
-        crop_scale = self.config.crop_scale if self.config.augment else None
-        crop = RandomCrop(self.backbone, crop_scale, task.seed, 0) if crop_scale else None
-        # thousands of crops, but no picture need be decoded twice
-        pictures = keep_decoded(task.train.sources, crop.min_side if crop else self.backbone.image_size)
-
-        def batch(i: Tensor, epoch: int) -> Tensor:
-            crop = RandomCrop(self.backbone, crop_scale, task.seed, epoch) if crop_scale else None
-            (images,) = decoded(self.backbone, [pictures[j] for j in i.tolist()], crop, len(i))
-            return images
-
-        return batch
-
-    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
-        """Scores (N, C) on the CPU, whose softmax are the class probabilities."""
-        if self.tuned is None:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        f = image_features(self.tuned, images, progress)
-        return (self.backbone.logit_scale * f @ self.T.mT).cpu()
+        tuned = dataclasses.replace(self.backbone, model=model, cache=None, loaded_hash=None)
+        self.encoder, self.T = DualEncoder(tuned), text_weights(tuned, task.class_names, task.templates)
 
 
 class Similarities:

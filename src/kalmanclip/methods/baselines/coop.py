@@ -12,11 +12,12 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
-from kalmanclip.encoders.towers import TextEncoder, reading
+from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.towers import TextEncoder, reading, unit
 from kalmanclip.errors import ConfigError, ModelError
-from kalmanclip.methods.base import Needs, Progress
-from kalmanclip.methods.features import FeatureMethod, augmented_features, labels_of, unit
-from kalmanclip.methods.training import (
+from kalmanclip.methods.base import Needs
+from kalmanclip.methods.baselines.base import FeatureMethod
+from kalmanclip.methods.baselines.training import (
     check_optimizer,
     check_positive,
     choose_recipe,
@@ -36,7 +37,7 @@ class CoOpConfig:
         init_std: they start as N(0, init_std^2).
         epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond (ImageNet, published with 50, sets its own).
         batch_size: images per step.
-        views: crops of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
+        crops: of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
             and taken in turn; 0: centre crops.
         crop_scale: of the random crops.
         optimizer: 'published' (SGD 0.002, momentum 0.9, weight decay 5e-4, cosine, one epoch at 1e-5) or 'paper'.
@@ -46,7 +47,7 @@ class CoOpConfig:
     init_std: float = 0.02
     epochs: int | None = None
     batch_size: int = 32
-    views: int | None = None
+    crops: int | None = None
     crop_scale: tuple[float, float] = (0.08, 1.0)
     optimizer: str = "published"
 
@@ -101,31 +102,26 @@ class Prompts:
 class CoOp(FeatureMethod):
     """Logits ``f T(context)^T / tau``. Image features are frozen; the text tower is run forwards and backwards.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         context: the learned vectors (M, width).
         W: the class weights that they give (C, d).
     """
 
+    Config = CoOpConfig
+    config: CoOpConfig
     needs: ClassVar[Needs] = "towers"
     context: Tensor
     W: Tensor
 
-    def __init__(self, backbone: Backbone, config: CoOpConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or CoOpConfig()
-
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Trains the context; the last step's stands, nothing is chosen. The task's templates are not used."""
-        y = labels_of(task.train, self.backbone.device)
+        y = self.labels(task)
         prompts = Prompts(self.backbone, task.class_names, self.config.context)
         generator = torch.Generator().manual_seed(task.seed)
         start = self.config.init_std * torch.randn(self.config.context, prompts.width, generator=generator)
         self.context = start.to(y.device).requires_grad_()
-        features = augmented_features(self.backbone, task, self.config.crop_scale, self.config.views, progress)
+        c = self.config
+        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.crops, task.seed, progress)
         recipe = choose_recipe(self.config.optimizer, coop_recipe(self.config.batch_size))
         epochs = self.config.epochs or coop_epochs(max(task.train.counts()))
 
@@ -139,5 +135,5 @@ class CoOp(FeatureMethod):
             self.W = prompts(self.context)
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         return self.scale * f @ self.W.mT

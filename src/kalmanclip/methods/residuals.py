@@ -2,12 +2,12 @@
 
 The logits of an image with embedding ``f`` are ``(gain f T^T + f D^T) / tau``: the zero-shot classifier ``T`` (C, d),
 with its share, and a residual ``D_c`` for each class, believed a priori to be ``N(0, prior_std^2 M)``. ``M`` (d, d),
-of mean size one on the images, allows less where views of the *same* class differ: that does not tell classes apart.
+of mean size one on the images, allows less where crops of the *same* class differ: that does not tell classes apart.
 The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it. Of the images
-learned before, `kalmanclip.methods.recollection` keeps enough to go on: `learn` takes more images, also of new classes.
+learned before, `kalmanclip.methods.statistics` keeps enough to go on: `learn` takes more images, also of new classes.
 
-``prior_std`` and the tempering are chosen on training images that are held out in turn. Nothing that they are predicted
-from has seen them: not the residuals, not ``M``, and, where the towers learn too, not the towers (`Fold`).
+``prior_std`` and the covariance scale are chosen on training images that are held out in turn. Nothing that they are
+predicted from has seen them: not the residuals, not ``M``, and, where the towers learn too, not the towers (`Fold`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
-from kalmanclip.methods.recollection import Recollection
-from kalmanclip.prediction import TYPICAL_TEMPER, LogitGaussian, fit_temper, log_score
+from kalmanclip.methods.statistics import ClassStatistics, check_shapes
+from kalmanclip.prediction import TYPICAL_SCALE, LogitGaussian, fit_covariance_scale, log_likelihood
 
 TYPICAL_STD = 50**-0.5
 """The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
@@ -35,40 +36,44 @@ _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
 @dataclass(frozen=True)
-class ClassConfig:
-    """Options of the class residuals.
+class ClassResidualsConfig(CropConfig):
+    """Options of the class residuals, and of the crops that stand for a training image (`CropConfig`).
 
     Attributes:
         prior_std: how far, in units of cosine similarity, an image's similarity with a class may move (one standard
-            deviation). None: chosen among the training images, by how well a part of them is foreseen from the rest;
-            with a single image per class, `TYPICAL_STD`.
+            deviation). None: the one with the largest held-out log-likelihood of training images; with a single image
+            per class, `TYPICAL_STD`.
         gain_std: of the text's share in the logits, around one.
-        views: random crops of each training image beside the centre crop; 0: none.
-        crop_scale: smallest and largest share of a picture's area in a crop.
-        centre_weight: how much of an image's weight its centre crop has; the random crops share the rest.
         folds: in how many parts the training images are held out to choose ``prior_std``.
+        alpha: the regulation of outlying images, see `kalmanclip.filtering.softmax`.
+        seed: of the random crops, and of sampled predictions.
     """
 
     prior_std: float | None = None
     gain_std: float = 0.5
-    views: int = 5
-    crop_scale: tuple[float, float] = (0.3, 1.0)
-    centre_weight: float = 0.5
     folds: int = 4
+    alpha: float = 0.1
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("prior_std", "gain_std"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, not {value}.")
-        if not isinstance(self.views, int) or self.views < 0:
-            raise ConfigError(f"views must be a whole number, 0 for centre crops alone; not {self.views!r}.")
-        if not (len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1):
-            raise ConfigError(f"crop_scale must be two shares of a picture's area in (0, 1], not {self.crop_scale}.")
-        if not 0 < self.centre_weight <= 1:
-            raise ConfigError(f"centre_weight must lie in (0, 1], not {self.centre_weight}.")
+        if self.centre_weight == 0:
+            raise ConfigError("centre_weight must lie in (0, 1]: images are predicted by their centre crops.")
         if not isinstance(self.folds, int) or self.folds < 2:
             raise ConfigError(f"folds must be at least 2, not {self.folds!r}.")
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ConfigError(f"alpha must be finite and not negative, not {self.alpha}.")
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be a whole number, not {self.seed!r}.")
+
+    @property
+    def passes(self) -> int:
+        """Passes over the images: one, however many times it linearises."""
+        return 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,46 +81,46 @@ class Fold:
     """Training images without a part of them, and the part, both as encoders see them that have not seen the part.
 
     Attributes:
-        views: (N, 1 + V, d), of the images that are kept.
+        crops: features (N, V, d) of the crops of the images that are kept.
         labels: (N,).
-        held_views: (n, 1 + V, d), of those held out.
+        held_crops: (n, V, d), of those held out.
         held_labels: (n,).
         T: the text weights (C, d).
     """
 
-    views: Tensor
+    crops: Tensor
     labels: Tensor
-    held_views: Tensor
+    held_crops: Tensor
     held_labels: Tensor
     T: Tensor
 
 
-class ClassResiduals:
+class ResidualBelief:
     """The belief about the classes' residuals.
 
     Args:
         config: the options.
         scale: 1 / tau.
-        alpha: the regulation of outlying images, see `softmax_update`.
 
     Attributes:
         names: of the classes, in the order of `T`.
         root: a square root of ``M`` (d, d); None before the first image.
         belief: over ``D root^-1``; None before the first image.
-        memory: of the images learned; None before the first.
-        foreseen: the mean log-probability of held-out images by ``prior_std``, where it was chosen.
-        temper: how much of the belief's covariance a prediction averages over, see `kalmanclip.prediction.tempering`.
+        statistics: of the images learned; None before the first.
+        held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
+        covariance_scale: how much of the belief's covariance a prediction averages over, see
+            `kalmanclip.prediction.temperature`.
     """
 
-    def __init__(self, config: ClassConfig, scale: float, alpha: float = 0.0) -> None:
-        self.config, self.scale, self.alpha = config, scale, alpha
+    def __init__(self, config: ClassResidualsConfig, scale: float) -> None:
+        self.config, self.scale = config, scale
         self.names: list[str] = []
         self.T: Tensor | None = None
         self.root: Tensor | None = None
         self.belief: SoftmaxBelief | None = None
-        self.memory: Recollection | None = None
-        self.foreseen: dict[float, float] = {}
-        self.temper = TYPICAL_TEMPER
+        self.statistics: ClassStatistics | None = None
+        self.held_out_log_likelihood: dict[float, float] = {}
+        self.covariance_scale = TYPICAL_SCALE
 
     @property
     def prior_std(self) -> float | None:
@@ -123,61 +128,63 @@ class ClassResiduals:
         return None if self.belief is None else self.belief.strength**-0.5
 
     def set_classes(self, names: Sequence[str], T: Tensor) -> None:
-        """Names the classes, with their text weights (C, d); what is known about a name stays with it."""
+        """Name the classes, with their text weights (C, d); what is known about a name stays with it."""
         if self.belief is not None:
             row = {name: i for i, name in enumerate(self.names)}
             rows = [row.get(name) for name in names]
             self.belief = self.belief.chosen(rows)
-            self.memory = self.memory and self.memory.chosen(rows)
+            self.statistics = self.statistics and self.statistics.select(rows)
         self.names, self.T = list(names), T
 
     def learn(
         self,
-        views: Tensor,
+        crops: Tensor,
         labels: Tensor,
         tell: Callable[[int, int], None] = lambda done, total: None,
         folds: Sequence[Fold] | None = None,
     ) -> None:
-        """Updates the belief.
+        """Update the belief.
 
         Args:
-            views: unit-length features (N, 1 + V, d), the centre crop first.
+            crops: unit-length features (N, V, d), the centre crop first.
             labels: (N,), numbers of `names`.
             tell: called with fits done and to do.
             folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
         """
-        new = Recollection.of(views, labels, len(self.names))
         if self.belief is None:
-            if folds is None:
-                folds = self._folds(views, labels)
+            folds = self._folds(crops, labels) if folds is None else folds
             held_out = [_HeldOut(self, fold) for fold in folds]
             std = self.config.prior_std or self._choose(held_out, tell)
-            self.temper = self._fit_temper(held_out, std)
+            self.covariance_scale = self._fit_covariance_scale(held_out, std)
+            new = ClassStatistics.of(crops, labels, len(self.names))
             self.root = new.metric()
-            self.belief = self._solved(self._prior(std**-2), *self._weighted(views, labels))
-            self._remember(new)
+            self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
+            self._store(new)
         else:
-            self.settle([self.recollection], self.belief.strength, (views, labels))
+            assert self.statistics is not None
+            self.relearn([self.statistics], self.belief.strength, (crops, labels))
         tell(1, 1)
 
-    def settle(self, known: Sequence[Recollection], strength: float, more: tuple[Tensor, Tensor] | None = None) -> None:
-        """Makes the belief that of all images that are recalled, under one prior, and of more.
+    def relearn(
+        self, known: Sequence[ClassStatistics], strength: float, more: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Learn anew from the prior: from pseudo-images of all that is known, and from more images.
 
         Args:
-            known: recollections of different images, of the classes in `names`.
+            known: statistics of different images, of the classes in `names`.
             strength: ``prior_std^-2``.
-            more: views and labels, as in `learn`, of images that are not among the known.
+            more: crops and labels, as in `learn`, of images that are not among the known.
         """
-        memory = sum(known[1:], start=known[0])
+        total = sum(known[1:], start=known[0])
         if more is not None:
-            memory = memory + Recollection.of(*more, len(self.names))
+            total = total + ClassStatistics.of(*more, len(self.names))
         guess = None if self.belief is None else self.belief.mean @ self._root.mT
-        self.root = memory.metric()
+        self.root = total.metric()
         prior = self._prior(strength)
-        recalled = [images.recalled() for images in known]
+        samples = [images.pseudo_images() for images in known]
         if more is not None:
-            recalled.append(self._weighted(*more))
-        f, labels, weights = (torch.cat(column) for column in zip(*recalled, strict=True))
+            samples.append(self.config.as_samples(*more))
+        f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
         slope = torch.stack([images.slope for images in known]).sum(dim=0) @ self.root
         gain_slope = torch.stack([images.gain_slope for images in known]).sum()
         # a linear term in the logarithm of a Gaussian moves its mean
@@ -186,16 +193,17 @@ class ClassResiduals:
         if guess is not None and self.belief is not None:
             start = replace(tilted, mean=guess @ torch.linalg.inv(self.root).mT, gain=self.belief.gain)
         self.belief = self._solved(tilted, f, labels, weights, start)
-        self._remember(memory)
+        self._store(total)
 
-    def _remember(self, images: Recollection) -> None:
-        """Keeps them, with the slope that makes the belief's mean the mode of what is kept."""
+    def _store(self, images: ClassStatistics) -> None:
+        """Keep the statistics, with the slope that makes the belief's mean the mode of their likelihood."""
         assert self.belief is not None
-        f, labels, weights = images.recalled()
-        x = f @ self._root
-        slope, gain_slope = softmax_gradient(self.belief, x, self._text(f), labels, weights, self.scale, self.alpha)
+        f, labels, weights = images.pseudo_images()
+        slope, gain_slope = softmax_gradient(
+            self.belief, f @ self._root, self._text(f), labels, weights, self.scale, self.config.alpha
+        )
         prior = self._prior(self.belief.strength)
-        self.memory = replace(
+        self.statistics = replace(
             images,
             slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self._root),
             gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
@@ -204,39 +212,29 @@ class ClassResiduals:
     def _prior(self, strength: float) -> SoftmaxBelief:
         return SoftmaxBelief.prior(len(self.names), self._root, strength, self.config.gain_std)
 
-    @property
-    def recollection(self) -> Recollection:
-        """What is kept of the images learned, for learning more or for fusing."""
-        if self.memory is None:
-            raise ConfigError(
-                "this adapter was saved by an older kalmanclip, which did not keep what further learning needs: "
-                "fit again to learn more"
-            )
-        return self.memory
-
     def state_dict(self) -> dict[str, Tensor]:
-        """The belief as named tensors."""
-        assert self.belief is not None
+        """Return the belief as named tensors; empty before the first image."""
         b = self.belief
-        strength = torch.tensor(b.strength, dtype=torch.float64)  # a Python number: read back to the last digit
-        temper = torch.tensor(self.temper, dtype=torch.float64)
-        numbers = {"strength": strength, "gain": b.gain, "gain_precision": b.gain_precision, "temper": temper}
-        memory = self.memory.state_dict() if self.memory else {}
-        return {"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature} | numbers | memory
+        if b is None or self.statistics is None:
+            return {}
+        # Python numbers: read back to the last digit
+        numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale}
+        return {
+            **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
+            **{"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
+            **{"gain": b.gain, "gain_precision": b.gain_precision},
+            **self.statistics.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Takes over what `state_dict` gave, about the classes of these names.
+        """Take over what `state_dict` gave, about the classes of these names.
 
         Raises:
             ConfigError: a tensor is missing or has another shape.
         """
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
-        # adapters from before predictions were averaged have no tempering
-        state = {"temper": torch.tensor(TYPICAL_TEMPER, dtype=torch.float64)} | dict(state)
-        for name, shape in (shapes | dict.fromkeys(("strength", "gain", "gain_precision", "temper"), ())).items():
-            if name not in state or state[name].shape != shape:
-                raise ConfigError(f"its class residuals lack the tensor {name!r}, or it has another shape")
+        check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
         self.names, self.root = list(names), state["root"]
         self.belief = SoftmaxBelief(
             state["mean"],
@@ -246,23 +244,23 @@ class ClassResiduals:
             state["gain"],
             state["gain_precision"],
         )
-        self.memory = Recollection.from_state(state, C, d)
-        self.temper = float(state["temper"])
+        self.statistics = ClassStatistics.from_state(state, C, d)
+        self.covariance_scale = float(state["covariance_scale"])
 
     def logits(self, f: Tensor) -> Tensor:
-        """Logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
+        """Return logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
         if self.belief is None:
             return self._text(f)
         return self.belief.logits(f @ self._root, self._text(f), self.scale)
 
     def variance(self, f: Tensor) -> Tensor:
-        """Variance (N, C) of the logits under the belief."""
+        """Return the variance (N, C) of the logits under the belief."""
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
         return self.belief.variance(f @ self._root, self._text(f), self.scale)
 
     def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
-        """Classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance tempered.
+        """Yield classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance scaled.
 
         Args:
             texts: the text weights (C, d) of each draw.
@@ -271,19 +269,19 @@ class ClassResiduals:
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
         for T in texts:
-            gain, Z = self.belief.sample(self.temper, generator)
+            gain, Z = self.belief.sample(self.covariance_scale, generator)
             centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
             yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
 
     def weights(self) -> Tensor:
-        """The classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
+        """Return the classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
         assert self.T is not None
         if self.belief is None:
             return self.T
         return self.belief.gain * self.T + self.residuals()
 
     def residuals(self) -> Tensor:
-        """``D`` (C, d) at the mean of the belief."""
+        """Return ``D`` (C, d) at the mean of the belief."""
         assert self.belief is not None
         return self.belief.mean @ self._root.mT
 
@@ -296,11 +294,6 @@ class ClassResiduals:
         assert self.T is not None
         return self.scale * f @ self.T.mT
 
-    def _weighted(self, views: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Every view as an image of its own: features, labels and weights."""
-        share = self._share(views).repeat(len(views))
-        return views.flatten(0, 1), labels.repeat_interleave(views.shape[1]), share
-
     def _solved(
         self,
         prior: SoftmaxBelief,
@@ -310,26 +303,18 @@ class ClassResiduals:
         start: SoftmaxBelief | None = None,
         tolerance: float = 1e-5,
     ) -> SoftmaxBelief:
-        """The posterior after features (N, d) with labels and weights (N,)."""
+        """Return the posterior after features (N, d) with labels and weights (N,)."""
         x, text = f @ self._root, self._text(f)
-        return softmax_update(prior, x, text, labels, weights, self.scale, self.alpha, tolerance, start)
+        return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
-    def _share(self, views: Tensor) -> Tensor:
-        """How much each view of an image counts, (1 + V,); together one."""
-        V = views.shape[1] - 1
-        if V == 0:
-            return views.new_ones(1)
-        centre = self.config.centre_weight
-        return torch.cat([views.new_tensor([centre]), views.new_full((V,), (1 - centre) / V)])
-
-    def _folds(self, views: Tensor, labels: Tensor) -> list[Fold]:
-        """Parts of the images, as encoders that have learned from none of them see them."""
+    def _folds(self, crops: Tensor, labels: Tensor) -> list[Fold]:
+        """Return parts of the images, as encoders that have learned from none of them see them."""
         assert self.T is not None
         parts = held_out_parts(labels, self.config.folds)
-        return [Fold(views[kept], labels[kept], views[held], labels[held], self.T) for kept, held in parts]
+        return [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
 
     def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
-        """The prior under which held-out images are most probable, itself less probable if unusual."""
+        """Return the prior under which held-out images are most probable, itself less probable if unusual."""
         if not held_out:
             return TYPICAL_STD
         scores: dict[int, float] = {}
@@ -340,23 +325,23 @@ class ClassResiduals:
             if step not in scores:
                 std = TYPICAL_STD * _STEP**step
                 total = sum(part.log_likelihood(std) for part in held_out)
-                self.foreseen[std] = total / sum(len(part.labels) for part in held_out)
+                self.held_out_log_likelihood[std] = total / sum(len(part.labels) for part in held_out)
                 scores[step] = total - (step / _SPREAD) ** 2 / 2
                 tell(len(scores), len(scores) + 1)
             return scores[step]
 
-        best = 0  # the score has one summit: climb it
+        best = 0  # the score has one maximum: climb
         for direction in (-1, 1):
             while score(best + direction) > score(best):
                 best += direction
         return TYPICAL_STD * _STEP**best
 
-    def _fit_temper(self, held_out: Sequence[_HeldOut], std: float) -> float:
-        """The tempering under which held-out images are most probable, by the crop that predictions use."""
+    def _fit_covariance_scale(self, held_out: Sequence[_HeldOut], std: float) -> float:
+        """Return the scale under which held-out images are most probable, by the crop that predictions use."""
         if not held_out:
-            return TYPICAL_TEMPER
+            return TYPICAL_SCALE
         known = [(part.logits(std), part.labels) for part in held_out]
-        return fit_temper(lambda t: sum(log_score(logits.tempered(t), truth) for logits, truth in known))
+        return fit_covariance_scale(lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known))
 
 
 class _HeldOut:
@@ -367,18 +352,18 @@ class _HeldOut:
         fold: the images.
     """
 
-    def __init__(self, whole: ClassResiduals, fold: Fold) -> None:
+    def __init__(self, whole: ResidualBelief, fold: Fold) -> None:
         self.labels = fold.held_labels
-        self._views = fold.held_views
+        self._crops = fold.held_crops
         # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
-        self._residuals = ClassResiduals(whole.config, whole.scale, alpha=0.0)
+        self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
         self._residuals.set_classes(whole.names, fold.T)
-        self._residuals.root = Recollection.of(fold.views, fold.labels, len(whole.names)).metric()
-        self._images = self._residuals._weighted(fold.views, fold.labels)
+        self._residuals.root = ClassStatistics.of(fold.crops, fold.labels, len(whole.names)).metric()
+        self._images = whole.config.as_samples(fold.crops, fold.labels)
         self._found: dict[float, SoftmaxBelief] = {}
 
-    def _learn(self, std: float) -> ClassResiduals:
-        """The residuals under that prior; those under the nearest one are where the search for the mode begins."""
+    def _learn(self, std: float) -> ResidualBelief:
+        """Return the residuals under that prior; those under the nearest one are where the search for the mode begins."""
         residuals = self._residuals
         if std not in self._found:
             near = min(self._found, key=lambda known: abs(math.log(known / std)), default=None)
@@ -389,19 +374,19 @@ class _HeldOut:
         return residuals
 
     def log_likelihood(self, std: float) -> float:
-        """Log-probability of the held-out images, each by all its views."""
+        """Return the log-likelihood of the held-out images, each by all its crops."""
         residuals = self._learn(std)
-        f, labels, weights = residuals._weighted(self._views, self.labels)
+        f, labels, weights = residuals.config.as_samples(self._crops, self.labels)
         return -float((F.cross_entropy(residuals.logits(f), labels, reduction="none") * weights).sum())
 
     def logits(self, std: float) -> LogitGaussian:
-        """What is believed about the held-out images, by their centre crops."""
-        residuals, f = self._learn(std), self._views[:, 0]
+        """Return the belief about the logits of the held-out images, by their centre crops."""
+        residuals, f = self._learn(std), self._crops[:, 0]
         return LogitGaussian(residuals.logits(f), residuals.variance(f))
 
 
 def held_out_parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
-    """Which images to keep and which to hold out, part by part; classes with one image always keep it."""
+    """Return which images to keep and which to hold out, part by part; classes with one image always keep it."""
     seen: dict[int, int] = {}
     position = []
     for label in labels.tolist():

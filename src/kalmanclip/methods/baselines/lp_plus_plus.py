@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import NumericalError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.crops import CropConfig, crop_features, crops_as_samples
-from kalmanclip.methods.features import FeatureMethod, hits, labels_of
-from kalmanclip.methods.training import (
+from kalmanclip.methods.baselines.base import FeatureMethod, hits
+from kalmanclip.methods.baselines.training import (
     BestOnValidation,
     check_optimizer,
     check_positive,
@@ -27,7 +26,7 @@ from kalmanclip.methods.training import (
 class LPPlusPlusConfig(CropConfig):
     """Options of LP++, and of the crops that are its training samples (`CropConfig`).
 
-    As published, one random crop of each image is: ``views=1, crop_scale=(0.5, 1.0), centre_weight=0.0``.
+    As published, one random crop of each image is: ``crops=1, crop_scale=(0.5, 1.0), centre_weight=0.0``.
 
     Attributes:
         epochs: full-batch steps on ``W``.
@@ -60,30 +59,22 @@ def lipschitz_constant(f: Tensor, weights: Tensor) -> float:
 class LPPlusPlus(FeatureMethod):
     """Logits ``f W^T + b + alpha * (f T^T)``, with one ``alpha`` per class in the place of 1 / tau.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         W: (C, d); starts at the sums of the classes' features, of each image the mean over its crops.
         b: (C,).
         alpha: (C,).
     """
 
+    Config = LPPlusPlusConfig
+    config: LPPlusPlusConfig
     W: Tensor
     b: Tensor
     alpha: Tensor
 
-    def __init__(self, backbone: Backbone, config: LPPlusPlusConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or LPPlusPlusConfig()
-
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Descends on the crops; the epoch is chosen on the validation images only (without any, the last)."""
-        labels = labels_of(task.train, self.backbone.device)
-        views, shares = crop_features(self.backbone, task, self.config, progress)
-        f, y, weights = crops_as_samples(views, labels, shares)
-        self.start(f, y, weights / views.shape[1])
+        f, y, weights = self.samples(task, self.config, progress)
+        self.start(f, y, weights / len(self.config.weights))
         held_out = self.validation(task, progress)
         parameters = [self.W, self.b, self.alpha]
         best = BestOnValidation(parameters, held_out and (lambda: hits(self.score(held_out[0]), held_out[1])))
@@ -145,6 +136,6 @@ class LPPlusPlus(FeatureMethod):
             progress("training", epoch, self.config.epochs)
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         assert self.T is not None
         return f @ self.W.mT + self.b + self.alpha * (f @ self.T.mT)

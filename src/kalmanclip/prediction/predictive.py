@@ -2,6 +2,10 @@
 
 There is no closed form. `expected_softmax` draws logits, with the same random numbers for every image, so that images
 can be compared; `mean_field` is a formula without draws, the probit approximation with each class's own variance.
+
+The entropy of the mean prediction (total) is the mean entropy of the predictions (aleatoric: every plausible classifier
+is undecided about this image) plus their mutual information with the parameters (epistemic: plausible classifiers are
+decided, and disagree).
 """
 
 from __future__ import annotations
@@ -40,17 +44,17 @@ class LogitGaussian:
         return variance.clamp_min(0).sqrt()
 
     def split(self, rows: int) -> list[LogitGaussian]:
-        """Consecutive parts of at most so many images; no images are one part."""
+        """Return consecutive parts of at most so many images; no images are one part."""
         shared = [None] * max(1, -(-len(self.mean) // rows)) if self.shared is None else self.shared.split(rows)
         return [LogitGaussian(*p) for p in zip(self.mean.split(rows), self.own.split(rows), shared, strict=True)]
 
-    def tempered(self, temper: float) -> LogitGaussian:
-        """The same mean with ``temper`` times the covariance."""
-        shared = None if self.shared is None else math.sqrt(temper) * self.shared
-        return LogitGaussian(self.mean, temper * self.own, shared)
+    def scaled(self, scale: float) -> LogitGaussian:
+        """Return the same mean with ``scale`` times the covariance."""
+        shared = None if self.shared is None else math.sqrt(scale) * self.shared
+        return LogitGaussian(self.mean, scale * self.own, shared)
 
     def draws(self, samples: int) -> Tensor:
-        """Logits (samples, N, C), the same random numbers for every image; draw ``2 i + 1`` mirrors draw ``2 i``.
+        """Return logits (samples, N, C), the same random numbers for every image; draw ``2 i + 1`` mirrors draw ``2 i``.
 
         The mean of all draws is the mean itself, and the same call gives the same draws on every device.
         """
@@ -75,20 +79,38 @@ class Averaged(NamedTuple):
     probabilities: Tensor
     entropy: Tensor
 
+    def decompose(self) -> Decomposition:
+        """Return the parts of the entropy. It is concave, so neither part is negative."""
+        total = torch.special.entr(self.probabilities).sum(dim=1)
+        aleatoric = torch.minimum(self.entropy, total)  # equal but for rounding where the draws are
+        return Decomposition(aleatoric, total - aleatoric)
+
+
+class Decomposition(NamedTuple):
+    """The parts of the entropy of a prediction, in nats, each (N,) and not negative.
+
+    Attributes:
+        aleatoric: the mean entropy.
+        epistemic: the mutual information: the entropy of the mean prediction less the mean entropy.
+    """
+
+    aleatoric: Tensor
+    epistemic: Tensor
+
 
 def averaged(logits: Tensor) -> Averaged:
-    """The mean over draws of logits (samples, N, C)."""
+    """Return the mean over draws of logits (samples, N, C)."""
     p = logits.softmax(dim=2)
     return Averaged(p.mean(dim=0), torch.special.entr(p).sum(dim=2).mean(dim=0))
 
 
 def expected_softmax(logits: LogitGaussian, samples: int = SAMPLES) -> Averaged:
-    """Mean of the softmax, and of its entropy, over draws of the logits; without variance exactly the softmax."""
+    """Return the mean of the softmax, and of its entropy, over draws of the logits; without variance exactly the softmax."""
     rows = max(1, _NUMBERS // (samples * logits.mean.shape[1]))
     parts = [averaged(part.draws(samples)) for part in logits.split(rows)]
     return Averaged(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def mean_field(logits: LogitGaussian) -> Tensor:
-    """``softmax(mean / sqrt(1 + pi / 8 variance))`` (N, C): each class by its own variance, correlations left out."""
+    """Return ``softmax(mean / sqrt(1 + pi / 8 variance))`` (N, C): correlations are left out."""
     return (logits.mean / (1 + math.pi / 8 * logits.std.square()).sqrt()).softmax(dim=1)

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import NumericalError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.crops import CropConfig, crop_features, crops_as_samples
-from kalmanclip.methods.features import FeatureMethod, hits, labels_of
-from kalmanclip.methods.training import (
+from kalmanclip.methods.baselines.base import FeatureMethod, hits
+from kalmanclip.methods.baselines.training import (
     Recipe,
     check_optimizer,
     check_positive,
@@ -56,29 +55,20 @@ class LinearProbeConfig(CropConfig):
 class LinearProbe(FeatureMethod):
     """Logits ``f W^T / tau``.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         W: the classifier (C, d).
         l2: the pull that was used.
     """
 
+    Config = LinearProbeConfig
+    config: LinearProbeConfig
     W: Tensor
-
-    def __init__(self, backbone: Backbone, config: LinearProbeConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or LinearProbeConfig()
-        self.l2 = self.config.l2
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Regression on the crops; ``l2`` is chosen on the validation images only."""
-        labels = labels_of(task.train, self.backbone.device)
         # an epoch of the paper's recipe shows each image once
-        crops = replace(self.config, views=0) if self.config.optimizer == "paper" else self.config
-        views, shares = crop_features(self.backbone, task, crops, progress)
-        f, y, weights = crops_as_samples(views, labels, shares)
+        crops = replace(self.config, crops=0) if self.config.optimizer == "paper" else self.config
+        f, y, weights = self.samples(task, crops, progress)
         if self.config.optimizer == "paper":
             self._descend(f, y, weights, paper_recipe(self.config.batch_size), task.seed, progress)
             return
@@ -124,5 +114,5 @@ class LinearProbe(FeatureMethod):
         self.W = W.detach()
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         return self.scale * f @ self.W.mT

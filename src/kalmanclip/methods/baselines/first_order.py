@@ -6,7 +6,6 @@ with ``L = |y - y_hat|^2 / 2`` for ``R = I``; here AdamW or SGD descends the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,17 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.data.images import ImageSource
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders.features import ENCODE_BATCH, ActivationStore, Progress, activation_store, silent
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.features import ENCODE_BATCH, activation_store, frozen_activations, hits, labels_of
-from kalmanclip.methods.presets import PRESETS
-from kalmanclip.methods.training import Recipe, check_positive, pass_order, steps_of, train
-from kalmanclip.observation import Likelihood, make_likelihood
+from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.baselines.base import FeatureMethod, hits
+from kalmanclip.methods.baselines.training import Recipe, check_positive, steps_of, train
+from kalmanclip.methods.kalman import KalmanConfig, pass_order
+from kalmanclip.methods.presets import preset
+from kalmanclip.observation import make_likelihood
 from kalmanclip.observation.observe import compared
 
+_PAPER: KalmanConfig = preset("paper")
 LOSSES = ("squared", "cross_entropy")
 _PROBABILITIES = ("contrastive", "symmetric", "classes")
 """Observations whose outputs are probabilities of what matches, target one."""
@@ -52,17 +52,17 @@ class FirstOrderConfig:
         seed: of the order of the images and of the low-rank start, as the filter's.
     """
 
-    low_rank: LowRankConfig = field(default_factory=lambda: PRESETS["paper"].low_rank)
-    observation: str = field(default_factory=lambda: PRESETS["paper"].observation)
-    observation_options: dict[str, Any] = field(default_factory=lambda: dict(PRESETS["paper"].observation_options))
+    low_rank: LowRankConfig = field(default_factory=lambda: _PAPER.low_rank)
+    observation: str = field(default_factory=lambda: _PAPER.observation)
+    observation_options: dict[str, Any] = field(default_factory=lambda: dict(_PAPER.observation_options))
     loss: str = "squared"
     optimizer: str = "adamw"
     lr: float = 1e-3
     lr_grid: tuple[float, ...] = ()
     weight_decay: float = 1e-4
     decay: str = "linear"
-    epochs: int = field(default_factory=lambda: PRESETS["paper"].epochs)
-    batch_size: int = field(default_factory=lambda: PRESETS["paper"].batch_size)
+    epochs: int = field(default_factory=lambda: _PAPER.epochs)
+    batch_size: int = field(default_factory=lambda: _PAPER.batch_size)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class FirstOrderConfig:
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, and is {self.weight_decay}.")
         likelihood = make_likelihood(self.observation, **self.observation_options)
-        if self.loss == "squared" and _is_whitened(likelihood):
+        if self.loss == "squared" and likelihood.has_covariance:
             raise ConfigError(
                 f"The observation {self.observation!r} has no squared loss to descend: its outputs are scaled by the "
                 "model itself, and their scale moves with the parameters. Choose 'classes' or 'log_likelihood'."
@@ -86,30 +86,25 @@ class FirstOrderConfig:
             )
 
 
-class FirstOrder:
+class FirstOrder(FeatureMethod):
     """Logits ``S_C / tau`` of the adapted towers, whose parameters descend a loss of the filter's observation.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
-        encoder: the adapted towers.
         lr: the rate that was used.
     """
 
+    Config = FirstOrderConfig
+    config: FirstOrderConfig
     needs: ClassVar[Needs] = "towers"
 
     def __init__(self, backbone: Backbone, config: FirstOrderConfig | None = None) -> None:
-        self.backbone = backbone
-        self.config = config or FirstOrderConfig()
-        self.encoder = DualEncoder(backbone, self.config.low_rank, self.config.seed)
+        super().__init__(backbone, config)
         self.lr = self.config.lr
         self.templates = 0
         self._texts: Activations = ()
 
     def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
-        """Trains on ``task.train``; the rate is chosen on ``task.validation``, the last step's parameters stand."""
+        """Train on ``task.train``; the rate is chosen on ``task.validation``, the last step's parameters stand."""
         labels_of(task.train, self.backbone.device)
         labels = torch.tensor(task.train.labels)  # on the CPU: which texts a batch needs is decided there
         self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
@@ -122,9 +117,10 @@ class FirstOrder:
             self._choose(store, labels, task, progress)
         else:
             self._descend(store, labels, self.lr, progress)
+        self.T = self._texts_now()
 
     def _choose(self, store: ActivationStore, labels: Tensor, task: FewShotTask, progress: Progress) -> None:
-        """Keeps the rate with the most validation images right; of equal ones, that with the smaller cross-entropy."""
+        """Keep the rate with the most validation images right; of equal ones, that with the smaller cross-entropy."""
         assert task.validation is not None
         shown = activation_store(self.encoder, task.validation.sources, progress)
         own = labels_of(task.validation, self.backbone.device)
@@ -138,7 +134,7 @@ class FirstOrder:
             except NumericalError as problem:  # too large a rate, which is what validation is for
                 reason = str(problem)
                 continue
-            scores = self._scores([shown[i] for i in torch.arange(len(own)).split(ENCODE_BATCH)])
+            scores = self._scores(shown, len(own))
             if not torch.isfinite(scores).all():
                 reason = f"The scores with learning rate {lr:g} are not finite."
                 continue
@@ -151,7 +147,7 @@ class FirstOrder:
         self.encoder.theta.copy_(best[2])
 
     def _descend(self, store: ActivationStore, labels: Tensor, lr: float, progress: Progress) -> None:
-        """Trains from the current parameters; the batches are those of the Kalman filter with the same options."""
+        """Train from the current parameters; the batches are those of the Kalman filter with the same options."""
         config, count = self.config, len(labels)
         recipe = Recipe(config.optimizer, lr, config.weight_decay, config.decay, batch_size=config.batch_size)
         train(
@@ -166,7 +162,7 @@ class FirstOrder:
         )
 
     def loss(self, images: Activations, labels: Tensor) -> Tensor:
-        """The loss of activations of B images with labels (B,), a scalar: the mean over the images."""
+        """Return the loss of activations of B images with labels (B,), a scalar: the mean over the images."""
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
         classes = len(self._texts[0]) // self.templates
         rows, column, _ = compared(likelihood, labels, classes, self.templates).to(self.backbone.device)
@@ -185,30 +181,13 @@ class FirstOrder:
         return -terms.y_hat.clamp_min(smallest).log().sum() / len(labels)
 
     @torch.no_grad()
-    def _scores(self, batches: Iterable[Activations]) -> Tensor:
-        """Logits (N, C) of activations in batches."""
-        T = self.encoder.encode_texts(self._texts, self.templates)
-        rows = [self.backbone.logit_scale * self.encoder.encode_images(batch) @ T.mT for batch in batches]
-        return torch.cat(rows) if rows else T.new_empty(0, len(T))
+    def _texts_now(self) -> Tensor:
+        """Return the class weights (C, d) of the current parameters."""
+        return self.encoder.encode_texts(self._texts, self.templates)
 
-    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
-        """Scores (N, C) on the CPU, whose softmax are the class probabilities."""
-        if not self._texts:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        sources = list(images)
-        done = 0
-
-        def told() -> Iterable[Activations]:
-            nonlocal done
-            for batch in frozen_activations(self.encoder, sources):
-                yield batch
-                done += len(batch[0])
-                progress("reading images", done, len(sources))
-
-        return self._scores(told()).float().cpu()
-
-
-def _is_whitened(likelihood: Likelihood) -> bool:
-    """Whether the outputs are scaled to unit covariance, so that their derivative is not the filter's ``H``."""
-    S, column = torch.zeros(2, 1 if likelihood.paired else 2), torch.arange(2)
-    return likelihood.terms(S, column * (not likelihood.paired), 1.0).has_covariance
+    @torch.no_grad()
+    def _scores(self, shown: ActivationStore, count: int) -> Tensor:
+        """Return logits (N, C) of stored activations by the current parameters."""
+        T = self._texts_now()
+        batches = (shown[i] for i in torch.arange(count).split(ENCODE_BATCH))
+        return torch.cat([self.scale * self.encoder.encode_images(batch) @ T.mT for batch in batches])

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.methods.base import Progress, silent
 
 OPTIMIZERS = ("published", "paper")
 """Each method's own recipe, or the one that the Kalman filter's paper gives all its baselines."""
@@ -46,7 +46,7 @@ class Recipe:
     batch_size: int = 32
 
     def rate(self, step: int, steps: int, per_epoch: int) -> float:
-        """The learning rate of one step out of ``steps``, of which ``per_epoch`` make an epoch."""
+        """Return the learning rate of one step out of ``steps``, of which ``per_epoch`` make an epoch."""
         if step < self.warmup_epochs * per_epoch:
             return self.warmup_lr
         step -= self.warmup_epochs * per_epoch
@@ -58,41 +58,32 @@ class Recipe:
 
 
 def paper_recipe(batch_size: int) -> Recipe:
-    """AdamW 1e-3, linear decay, weight decay 1e-4."""
+    """Return AdamW 1e-3, linear decay, weight decay 1e-4."""
     return Recipe(lr=1e-3, weight_decay=1e-4, decay="linear", batch_size=batch_size)
 
 
 def choose_recipe(optimizer: str, published: Recipe) -> Recipe:
-    """The method's own recipe or the paper's, by name."""
+    """Return the method's own recipe or the paper's, by name."""
     check_optimizer(optimizer)
     return published if optimizer == "published" else paper_recipe(published.batch_size)
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuses a name that is no recipe."""
+    """Refuse a name that is no recipe."""
     if optimizer not in OPTIMIZERS:
         raise ConfigError(f"optimizer must be 'published' or 'paper', not {optimizer!r}.")
 
 
 def check_positive(**options: float) -> None:
-    """Refuses options that are not positive and finite."""
+    """Refuse options that are not positive and finite."""
     for name, value in options.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} must be positive and finite, not {value}.")
 
 
 def steps_of(count: int, batch_size: int, epochs: int) -> int:
-    """How many steps so many passes over N images take."""
+    """Return how many steps so many passes over N images take."""
     return epochs * math.ceil(count / batch_size)
-
-
-def pass_order(count: int, seed: int, taken: int) -> Tensor:
-    """The order (N,) of one pass over N images, fixed by the seed and by how many steps were taken before it.
-
-    It needs no generator that lives through all passes, so whoever resumes after a pass repeats what would have come.
-    """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + taken) % 2**63)
-    return torch.randperm(count, generator=generator)
 
 
 def train(
@@ -106,7 +97,7 @@ def train(
     after_epoch: Callable[[], None] | None = None,
     order: Callable[[int], Tensor] | None = None,
 ) -> None:
-    """Descends ``loss`` for a number of steps over shuffled batches.
+    """Descend ``loss`` for a number of steps over shuffled batches.
 
     Args:
         parameters: changed in place.
@@ -150,7 +141,7 @@ def train(
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """The mean of ``weights * cross-entropy`` over N samples (N, C); the weights (N,) have mean one over all."""
+    """Return the mean of ``weights * cross-entropy`` over N samples (N, C); the weights (N,) have mean one over all."""
     return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
@@ -179,17 +170,17 @@ class BestOnValidation:
             self.most, self.best = right, [p.detach().clone() for p in self.parameters]
 
     def restore(self) -> None:
-        """Puts the best parameters back."""
+        """Put the best parameters back."""
         with torch.no_grad():
             for p, kept in zip(self.parameters, self.best, strict=False):
                 p.copy_(kept)
 
 
 def coop_recipe(batch_size: int) -> Recipe:
-    """CoOp's: SGD 0.002, momentum 0.9, weight decay 5e-4, cosine by epoch after one epoch at 1e-5."""
+    """Return CoOp's: SGD 0.002, momentum 0.9, weight decay 5e-4, cosine by epoch after one epoch at 1e-5."""
     return Recipe("sgd", lr=2e-3, weight_decay=5e-4, per_epoch=True, warmup_epochs=1, batch_size=batch_size)
 
 
 def coop_epochs(shots: int) -> int:
-    """CoOp's number of epochs for so many images per class (ImageNet, published with 50, sets its own)."""
+    """Return CoOp's number of epochs for so many images per class (ImageNet, published with 50, sets its own)."""
     return 50 if shots < 2 else 100 if shots < 8 else 200

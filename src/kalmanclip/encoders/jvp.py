@@ -31,6 +31,10 @@ class ClassifierTangents:
         texts: activations of C * templates prompts.
         templates: prompts per class.
         directions: (K, n).
+
+    Attributes:
+        W: the class weights (C, d).
+        dW: how they move along each direction, (K, C, d).
     """
 
     def __init__(self, encoder: DualEncoder, texts: Activations, templates: int, directions: Tensor) -> None:
@@ -47,7 +51,7 @@ class ClassifierTangents:
         self.W, self.dW = gain * self.W + D.to(self.W), gain * self.dW
 
     def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
-        """Outputs (B, C) and their movements (B, C, K) along each direction."""
+        """Return embeddings (B, d), whose products with `W` are the outputs, and how those move, (B, C, K)."""
         tower, n = self.encoder.image, self.encoder.n_image
 
         def encode(views: dict[str, Tensor]) -> Tensor:
@@ -55,7 +59,7 @@ class ClassifierTangents:
 
         f, df = _push(tower, encode, self.encoder.theta[:n], self._image)
         moved = torch.einsum("kbd,cd->bck", df, self.W) + torch.einsum("bd,kcd->bck", f, self.dW)
-        return f @ self.W.mT, moved
+        return f, moved
 
 
 def _push(tower: Tower, encode: Any, theta: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,13 @@
-"""What stays of images when they are gone: how many each class had, where they lay, and how they spread.
+"""Sufficient statistics of the images learned from: counts, means, and the covariance within classes.
 
 A Gaussian belief about class weights is not enough to go on learning from when *new* classes come. The images it was
 learned from were told apart with great certainty, so their information, as it was at the mode, is small and local; and
-nothing in it says that they are none of the new classes. So a few sums of their features are kept, of a size that does
-not depend on the number of images, and stand for them: images drawn from one Gaussian per class, with its own mean and
-the covariance common to all. The likelihood of the recalled images has the true one's shape far from the mode; a linear
-term, the *slope*, gives it the true one's gradient at the mode. Without new images the mode stays where it is.
+nothing in it says that they are none of the new classes. So a few sums of their features are stored, of a size that
+does not depend on the number of images. Pseudo-images stand for the images: they are drawn from one Gaussian per class,
+with its own mean and the covariance common to all. Their likelihood has the true one's shape far from the mode; a
+linear term, the *slope*, gives it the true one's gradient at the mode. Without new images the mode stays where it is.
 
-Sums add: recollections of different images of the same classes, made anywhere, become one.
+Sums add: statistics of different images of the same classes, made anywhere, become one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.linalg import check_finite, spectral
 
-RECALLED = 256
-"""Images drawn to stand for those of one class: so few that each weighs much would be told apart too easily."""
+PSEUDO_IMAGES = 256
+"""Drawn to stand for those of one class: so few that each weighs much would be told apart too easily."""
 
 _MOST, _LEAST = 8192, 16  # of all classes together, and of each where there are very many
 
@@ -32,15 +32,15 @@ _FLOOR = 0.03  # relative to its largest eigenvalue: never divide by what was no
 
 
 @dataclass(frozen=True, eq=False)
-class Recollection:
-    """Sums over images, whose features are unit-length; the views of an image count one together.
+class ClassStatistics:
+    """Sums over images, whose features are unit-length; the crops of an image count one together.
 
     Attributes:
         count: images of each class, (C,).
         total: sum of the features of each class, (C, d).
         within: scatter of the features around the means of their classes, (d, d).
         slope: what the gradient of the log-likelihood of the images, with respect to the class weights and at the mode,
-            has more than that of the recalled ones, (C, d).
+            has more than that of the pseudo-images, (C, d).
         gain_slope: the same for the gain, ().
     """
 
@@ -51,16 +51,16 @@ class Recollection:
     gain_slope: Tensor
 
     @classmethod
-    def nothing(cls, classes: int, like: Tensor) -> Recollection:
-        """Of no images. ``like``: any tensor (..., d) of its kind."""
+    def empty(cls, classes: int, like: Tensor) -> ClassStatistics:
+        """Return those of no images. ``like``: any tensor (..., d) of its kind."""
         d, zero = like.shape[-1], like.new_zeros
         return cls(zero(classes), zero(classes, d), zero(d, d), zero(classes, d), zero(()))
 
     @classmethod
-    def of(cls, views: Tensor, labels: Tensor, classes: int) -> Recollection:
-        """Of images with views (N, 1 + V, d), the centre crop first, and labels (N,)."""
-        made = cls.nothing(classes, views)
-        f = views.double()
+    def of(cls, crops: Tensor, labels: Tensor, classes: int) -> ClassStatistics:
+        """Return those of images with crops (N, V, d) and labels (N,)."""
+        made = cls.empty(classes, crops)
+        f = crops.double()
         total = torch.zeros_like(made.total, dtype=torch.float64).index_add_(0, labels, f.mean(dim=1))
         count = torch.bincount(labels, minlength=classes)
         means = total / count.clamp_min(1).unsqueeze(1)
@@ -68,13 +68,13 @@ class Recollection:
         within = check_finite(around.mT @ around / f.shape[1], "the scatter of the features")
         return replace(
             made,
-            count=count.to(views),
-            total=total.to(views),
-            within=within.to(views),
+            count=count.to(crops),
+            total=total.to(crops),
+            within=within.to(crops),
         )
 
-    def chosen(self, rows: Sequence[int | None]) -> Recollection:
-        """About other classes: row c is old class ``rows[c]``, or one without images if None.
+    def select(self, rows: Sequence[int | None]) -> ClassStatistics:
+        """Return those of other classes: row c is old class ``rows[c]``, or one without images if None.
 
         What all classes share stays per image what it was.
         """
@@ -83,7 +83,7 @@ class Recollection:
         column = known.unsqueeze(1)
         count = self.count[old] * known
         kept = count.sum() / self.count.sum().clamp_min(1)
-        return Recollection(
+        return ClassStatistics(
             count,
             self.total[old] * column,
             self.within * kept,
@@ -91,12 +91,12 @@ class Recollection:
             self.gain_slope * kept,
         )
 
-    def __add__(self, other: Recollection) -> Recollection:
-        """Of both sets of images, which are of the same classes."""
+    def __add__(self, other: ClassStatistics) -> ClassStatistics:
+        """Return those of both sets of images, which are of the same classes."""
         n, m = self.count.double(), other.count.double()
         apart = self.means.double() - other.means.double()
         shared = n * m / (n + m).clamp_min(1)  # scatter of two means around their common one
-        return Recollection(
+        return ClassStatistics(
             self.count + other.count,
             self.total + other.total,
             self.within + other.within + (apart.mT @ (shared.unsqueeze(1) * apart)).to(self.within),
@@ -109,13 +109,13 @@ class Recollection:
         """Of the features of each class, (C, d); zero where there are none."""
         return self.total / self.count.clamp_min(1).unsqueeze(1)
 
-    def recalled(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Images that stand for those seen: unit-length features (n, d), labels (n,), weights (n,).
+    def pseudo_images(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images that stand for those seen: unit-length features (n, d), labels (n,), weights (n,).
 
         The deviations from the mean are the same for every class, and come with both signs.
         """
         there = torch.where(self.count > 0)[0]
-        pairs = max(_LEAST, min(RECALLED, _MOST // max(len(there), 1))) // 2
+        pairs = max(_LEAST, min(PSEUDO_IMAGES, _MOST // max(len(there), 1))) // 2
         root = spectral(self.within / self.count.sum().clamp_min(1), torch.sqrt).to(self.within)
         noise = torch.randn(pairs, len(root), generator=torch.Generator().manual_seed(0)).to(root) @ root
         deviations = torch.cat([noise, -noise])
@@ -124,11 +124,11 @@ class Recollection:
         return f.flatten(0, 1), there.repeat_interleave(len(deviations)), weights
 
     def metric(self) -> Tensor:
-        """The symmetric square root of ``M`` (d, d), which allows less where views of the same class differ."""
+        """Return the symmetric square root of ``M`` (d, d), small where crops of the same class differ."""
         count = self.count.sum().clamp_min(1)
         covariance = self.within.double() / count
         largest = torch.linalg.eigvalsh(covariance)[-1]
-        if largest <= (100 * torch.finfo(self.within.dtype).eps) ** 2:  # one view of each class, but for rounding
+        if largest <= (100 * torch.finfo(self.within.dtype).eps) ** 2:  # one crop of each class, but for rounding
             return torch.eye(len(self.within)).to(self.within)
         root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** (-_POWER / 2)).to(self.within)
         # the mean squared length of an image's feature becomes one
@@ -136,21 +136,23 @@ class Recollection:
         return root / (size / count).sqrt()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The sums as named tensors."""
+        """Return the sums as named tensors."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor], classes: int, d: int) -> Recollection | None:
-        """What `state_dict` gave; None if there is nothing of it.
+    def from_state(cls, state: Mapping[str, Tensor], classes: int, d: int) -> ClassStatistics:
+        """Return what `state_dict` gave.
 
         Raises:
             ConfigError: a tensor is missing or has another shape.
         """
-        shapes = {"count": (classes,), "total": (classes, d), "slope": (classes, d), "gain_slope": ()}
-        shapes |= {"within": (d, d)}
-        if not state.keys() & shapes.keys():
-            return None
-        for name, shape in shapes.items():
-            if name not in state or state[name].shape != shape:
-                raise ConfigError(f"its class residuals lack the tensor {name!r}, or it has another shape")
+        shapes = {"count": (classes,), "total": (classes, d), "slope": (classes, d), "gain_slope": (), "within": (d, d)}
+        check_shapes(state, shapes)
         return cls(**{name: state[name] for name in shapes})
+
+
+def check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `ConfigError` if a tensor is missing or has another shape."""
+    for name, shape in shapes.items():
+        if name not in state or state[name].shape != shape:
+            raise ConfigError(f"its class residuals lack the tensor {name!r}, or it has another shape")

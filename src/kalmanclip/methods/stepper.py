@@ -1,4 +1,4 @@
-"""The filter's steps on batches of images: plain ones, and on a GPU a captured one for all batches of full size."""
+"""The filter's steps on batches of images: plain ones, captured ones on a GPU, and ones that several ranks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import CapturedStep, KalmanFilter, Observation, Step
+from kalmanclip.filtering import CapturedStep, KalmanFilter, Observation, Ranks, Step
+from kalmanclip.filtering.sharded import sharding
 from kalmanclip.observation import Likelihood, observe
 from kalmanclip.observation.observe import Compared, compared
 
@@ -75,3 +76,41 @@ class Stepper:
         """The same of one flat tuple: the images' activations, then what they are compared with."""
         count = len(inputs) - (3 if self.likelihood.of_batch else 2)
         return self._observe(inputs[:count], Compared(*inputs[count:]))
+
+
+class SharedStepper(Stepper):
+    """A `Stepper` on all ranks together; between passes the belief is whole again.
+
+    The filter's belief, which every rank has, is shared out here, and `close` makes it whole.
+    """
+
+    def __init__(
+        self,
+        encoder: DualEncoder,
+        kalman: KalmanFilter,
+        likelihood: Likelihood,
+        texts: Activations,
+        templates: int,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
+        self.ranks = ranks
+        self.belief = sharding(kalman.belief, ranks)
+        kalman.belief = self.belief
+
+    def __call__(self, images: Activations, labels: Tensor) -> Step:
+        """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
+        shares = self.ranks.shares(len(labels))
+        seen = self._share(labels, self.ranks.mine(shares))
+        return self.kalman.step(self.belief.observing(lambda mean: self._observe(images, seen), shares))
+
+    def _share(self, labels: Tensor, mine: slice) -> Compared:
+        """What a share of a batch is compared with: the texts of the whole batch."""
+        if self.likelihood.paired:  # each image has a text of its own
+            return self._compared(labels[mine])
+        seen = self._compared(labels)
+        return seen._replace(column=seen.column[mine])
+
+    def close(self) -> None:
+        """Makes the belief whole on every rank: to be saved, or to predict with."""
+        self.kalman.belief = self.belief.gather()

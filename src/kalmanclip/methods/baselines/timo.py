@@ -9,25 +9,18 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.crops import RandomCropConfig
+from kalmanclip.encoders.features import Progress, text_weights
+from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import (
-    FeatureMethod,
-    augmented_features,
-    class_means,
-    hits,
-    labels_of,
-    text_weights,
-    unit,
-)
-from kalmanclip.methods.gda import gaussian_discriminant
-from kalmanclip.methods.training import check_positive
+from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
+from kalmanclip.methods.baselines.gda import gaussian_discriminant
+from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)
-class TIMOConfig:
-    """Options of TIMO.
+class TIMOConfig(RandomCropConfig):
+    """Options of TIMO, and of the crops that are its samples (`RandomCropConfig`).
 
     Attributes:
         alpha: weight of the text weights beside the discriminant. Used without validation images, for which nothing is
@@ -35,21 +28,18 @@ class TIMOConfig:
         alpha_grid: the values tried on the validation images, where there are some; ties go to the first.
         gamma: how strongly images choose among the prompts; published: 50, Flowers 100, ImageNet 1. Of no effect
             with a single template.
-        views: passes of random crops over the training images, all of them samples; 0: centre crops once.
-        crop_scale: of the random crops.
     """
 
     alpha: float = 1000.0
     alpha_grid: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
     gamma: float = 50.0
-    views: int = 10
-    crop_scale: tuple[float, float] = (0.5, 1.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(alpha=self.alpha, gamma=self.gamma)
         check_positive(**{f"alpha_grid[{i}]": value for i, value in enumerate(self.alpha_grid)})
-        if self.views < 0 or not self.alpha_grid:
-            raise ConfigError("views must be 0 (centre crops) or more, and alpha_grid must not be empty.")
+        if not self.alpha_grid:
+            raise ConfigError("alpha_grid must not be empty.")
 
 
 class TIMO(FeatureMethod):
@@ -62,10 +52,6 @@ class TIMO(FeatureMethod):
     The published prompts are descriptions by a language model. Here they are the task's templates filled with the class
     names: one template is one prompt per class, and more make the first part do something.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         T: the guided text weights (C, d).
         W: (C, d).
@@ -75,28 +61,24 @@ class TIMO(FeatureMethod):
         prompts: how many prompts of each class joined its images; past all of them they come a second time.
     """
 
+    Config = TIMOConfig
+    config: TIMOConfig
     W: Tensor
     b: Tensor
     prompts: int
 
-    def __init__(self, backbone: Backbone, config: TIMOConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or TIMOConfig()
-        self.alpha, self.gamma = self.config.alpha, self.config.gamma
-
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Means and covariance of images and prompts; what is searched is searched on the validation images only."""
         c = self.config
-        labels = labels_of(task.train, self.backbone.device)
-        features = augmented_features(self.backbone, task, c.crop_scale, c.views, progress)
-        passes = [features(view) for view in range(max(c.views, 1))]
-        means = unit(class_means(unit(torch.stack(passes).mean(dim=0)), labels, task.class_names))
+        labels = self.labels(task)
+        crops = self.crops(task, c, progress)
+        means = unit(class_means(unit(crops.mean(dim=1)), labels, task.class_names))
         t = torch.stack([text_weights(self.backbone, task.class_names, [one]) for one in task.templates], dim=1)
         s = torch.einsum("cpd, cd -> cp", t, means)
         self.alpha, self.gamma = c.alpha, c.gamma
         held_out = self.validation(task, progress)
         self.guide(t, s, held_out)
-        f, y = torch.cat(passes), labels.repeat(len(passes))
+        f, y, _ = c.as_samples(crops, labels)
         if held_out is None:
             self.prompts = t.shape[1]
             self.W, self.b = discriminant(*joined(f, y, t, s, self.prompts))
@@ -135,7 +117,7 @@ class TIMO(FeatureMethod):
                     self.alpha, self.prompts, self.W, self.b = alpha, count, W, b
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
+        """Turn features (N, d) into logits (N, C)."""
         assert self.T is not None
         return self.alpha * f @ self.T.mT + f @ self.W.mT + self.b
 
@@ -163,16 +145,10 @@ class TIMOS(TIMO):
     """TIMO that searches ``gamma``, then ``alpha`` and the number of prompts, on the validation images.
 
     Without any it is TIMO.
-
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
     """
 
+    Config = TIMOSConfig
     config: TIMOSConfig
-
-    def __init__(self, backbone: Backbone, config: TIMOSConfig | None = None) -> None:
-        super().__init__(backbone, config or TIMOSConfig())
 
     def guide(self, t: Tensor, s: Tensor, held_out: tuple[Tensor, Tensor] | None) -> None:
         """Sets ``T`` and ``gamma`` from prompts (C, P, d) and their similarities (C, P) to the images."""

@@ -9,19 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.crops import RandomCropConfig
+from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.base import Progress
-from kalmanclip.methods.features import FeatureMethod, augmented_features, hits, labels_of
-from kalmanclip.methods.training import check_positive
+from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel
+from kalmanclip.methods.baselines.training import check_positive
 
 TRANSFERRED = {1: (3.0, 0.05), 2: (2.6, 0.05), 4: (1.5, 0.05), 8: (1.66, 0.07), 16: (1.7, 0.1)}
 """The published beta and lambda by shots, found on ImageNet, for data sets without validation images."""
 
 
 @dataclass(frozen=True)
-class ProKeRConfig:
-    """Options of ProKeR.
+class ProKeRConfig(RandomCropConfig):
+    """Options of ProKeR, and of the crops that are its samples (`RandomCropConfig`).
+
+    Memory grows with the square of shots times classes times crops.
 
     Attributes:
         beta: sharpness of the kernel, without validation images; None: the published one for the number of shots.
@@ -31,26 +33,20 @@ class ProKeRConfig:
             of the time goes into them: an eigendecomposition each, as many rows as there are samples.
         lmbda_range: likewise; published 0.001 to 10 (DTD, Flowers), 0.001 to 1 (EuroSAT and most others), 5 to 100
             values. Of equal pairs the first wins, beta slowest.
-        views: passes of random crops over the training images, all of them samples; 0: centre crops once. Memory grows
-            with the square of shots times classes times views.
-        crop_scale: of the random crops.
     """
 
     beta: float | None = None
     lmbda: float | None = None
     beta_range: tuple[float, float, int] = (0.1, 10.0, 10)
     lmbda_range: tuple[float, float, int] = (0.001, 10.0, 100)
-    views: int = 10
-    crop_scale: tuple[float, float] = (0.5, 1.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(beta=1.0 if self.beta is None else self.beta, lmbda=1.0 if self.lmbda is None else self.lmbda)
         for name, (low, high, count) in (("beta_range", self.beta_range), ("lmbda_range", self.lmbda_range)):
             check_positive(**{f"{name}[0]": low, f"{name}[1]": high, f"{name}[2]": count})
             if high < low:
                 raise ConfigError(f"{name} is the lowest value, the highest and their number, not {low}, {high}.")
-        if self.views < 0:
-            raise ConfigError(f"views must be 0 (centre crops) or more, not {self.views}.")
 
 
 class ProKeR(FeatureMethod):
@@ -60,10 +56,6 @@ class ProKeR(FeatureMethod):
     would multiply the correction by 1 / lambda; the published code does not, so lambda is also its weight. Nor does it
     divide by tau, which changes no decision.
 
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-
     Attributes:
         X: the training features (N, d).
         A: the coefficients (N, C).
@@ -71,24 +63,19 @@ class ProKeR(FeatureMethod):
         lmbda: the regularisation that was used.
     """
 
+    Config = ProKeRConfig
+    config: ProKeRConfig
     X: Tensor
     A: Tensor
     beta: float
     lmbda: float
 
-    def __init__(self, backbone: Backbone, config: ProKeRConfig | None = None) -> None:
-        super().__init__(backbone)
-        self.config = config or ProKeRConfig()
-
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Solves for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
         assert self.T is not None
         c = self.config
-        labels = labels_of(task.train, self.backbone.device)
-        features = augmented_features(self.backbone, task, c.crop_scale, c.views, progress)
-        views = max(c.views, 1)
-        self.X = torch.cat([features(view) for view in range(views)])
-        errors = F.one_hot(labels.repeat(views), len(self.T)).to(self.X) - self.X @ self.T.mT
+        self.X, labels, _ = self.samples(task, c, progress)
+        errors = F.one_hot(labels, len(self.T)).to(self.X) - self.X @ self.T.mT
         held_out = self.validation(task, progress)
         if held_out is None:
             shots = max(task.train.counts())
@@ -97,7 +84,8 @@ class ProKeR(FeatureMethod):
         else:
             self.search(errors, *held_out, progress)
         # in float64: the system's condition is N / lambda
-        K = kernel(self.X.double(), self.X.double(), self.beta)
+        X = self.X.double()
+        K = kernel(X @ X.mT, self.beta)
         factor = torch.linalg.cholesky(K / self.lmbda + torch.eye(len(K)).to(K))
         self.A = torch.cholesky_solve(errors.double(), factor).to(self.X)
 
@@ -117,9 +105,9 @@ class ProKeR(FeatureMethod):
         ranges = (self.config.beta_range, self.config.lmbda_range)
         betas, lmbdas = (torch.linspace(*spec, dtype=torch.float64).tolist() for spec in ranges)
         for i, beta in enumerate(betas):
-            values, Q = torch.linalg.eigh(kernel(self.X, self.X, beta))
+            values, Q = torch.linalg.eigh(kernel(self.X @ self.X.mT, beta))
             values = values.clamp(min=0)
-            left, right = kernel(f, self.X, beta) @ Q, Q.mT @ errors
+            left, right = kernel(f @ self.X.mT, beta) @ Q, Q.mT @ errors
             for lmbda in lmbdas:
                 found = hits(clip + left / (values / lmbda + 1) @ right, labels)
                 if found > most:
@@ -127,10 +115,5 @@ class ProKeR(FeatureMethod):
             progress("searching", i + 1, len(betas))
 
     def score(self, f: Tensor) -> Tensor:
-        """Features (N, d) to logits (N, C)."""
-        return self.zero_shot(f) + self.scale * kernel(f, self.X, self.beta) @ self.A
-
-
-def kernel(x: Tensor, z: Tensor, beta: float) -> Tensor:
-    """``exp(-beta (1 - x z^T))`` (M, N) of unit-length features (M, d) and (N, d)."""
-    return (beta * (x @ z.mT - 1)).exp()
+        """Turn features (N, d) into logits (N, C)."""
+        return self.zero_shot(f) + self.scale * kernel(f @ self.X.mT, self.beta) @ self.A
