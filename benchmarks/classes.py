@@ -20,14 +20,15 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from kalmanclip.methods.classes import TYPICAL_STD
+from kalmanclip.methods.predictive import precise
 from torch import Tensor
 
 from benchmarks.measure import Options, Row, main, row, seconds
 from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
 from kalmanclip.filtering import Observation, softmax_update
-from kalmanclip.methods import ClassConfig, CLIPLoRAConfig, Kalman, preset
-from kalmanclip.methods.classes import TYPICAL_STD
-from kalmanclip.methods.predictive import precise
+from kalmanclip.methods import ClassConfig, Kalman, preset
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRAConfig
 from kalmanclip.observation import make_likelihood, observe
 
 BATCH = 10

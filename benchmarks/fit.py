@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from kalmanclip.methods.features import ENCODE_BATCH, decoded
 from PIL import Image
 
 from benchmarks.measure import Options, Row, options_from, parser, report, synchronise
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder, sample_shots
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.features import ENCODE_BATCH, decoded
 
 ALONE = 1024  # images that decoding and prefix are measured on
 TEXTURES = 32

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from kalmanclip.methods.features import activation_store
 
 from benchmarks.development import cached_backbone, development
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset, silent
-from kalmanclip.methods.features import activation_store
 from kalmanclip.methods.fusion import fuse_methods
 
 CLASSIFIERS = (

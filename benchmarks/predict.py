@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from kalmanclip.methods.features import ENCODE_BATCH
+from kalmanclip.methods.predictive import linearised
 from PIL import Image
 from torch import Tensor
 
@@ -27,8 +29,6 @@ from benchmarks.measure import Options, Row, main, row, seconds
 from kalmanclip import KalmanCLIP
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.features import ENCODE_BATCH
-from kalmanclip.methods.predictive import linearised
 from kalmanclip.prediction import expected_softmax
 
 BATCH, CLASSES, FILES = 16, 37, 64

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from kalmanclip.methods.features import activation_store, labels_of
+from kalmanclip.methods.training import Recipe, steps_of, train
 from torch import Tensor
 
 from benchmarks.development import cached_backbone, development
@@ -30,8 +32,6 @@ from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_row
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset, silent
-from kalmanclip.methods.features import activation_store, labels_of
-from kalmanclip.methods.training import Recipe, steps_of, train
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 EPOCHS = 50

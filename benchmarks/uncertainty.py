@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kalmanclip.methods.predictive import linearised
 from rich.progress import track
 
 from benchmarks import comparison
@@ -30,7 +31,6 @@ from benchmarks.table import Row, add_file, markdown, mean, only, read_rows, sho
 from kalmanclip.data import FewShotTask, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.predictive import linearised
 from kalmanclip.metrics import expected_calibration_error
 from kalmanclip.metrics.summary import summarise
 from kalmanclip.prediction import expected_softmax, mean_field

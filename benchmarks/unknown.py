@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kalmanclip.methods.features import image_features
+from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages
 from rich.progress import track
 from torch import Tensor
 
@@ -27,10 +29,8 @@ from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_fol
 from kalmanclip.data.corruptions import corrupted
 from kalmanclip.encoders import Backbone
 from kalmanclip.methods import Kalman, KalmanConfig
-from kalmanclip.methods.features import image_features
 from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
 from kalmanclip.prediction.conformal import KINDS, Calibration
-from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages
 
 PARTS = {"pacs": ("photo_train", "photo_test")}
 CORRUPTIONS = ("gaussian_noise:5", "fog:5", "defocus_blur:5", "contrast:5", "pixelate:5", "snow:3")

@@ -9,7 +9,7 @@ import torch
 from kalmanclip import memory
 from kalmanclip.data import FewShotTask, from_lists
 from kalmanclip.encoders import cache, towers
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders.features import ActivationStore
 from kalmanclip.methods import Kalman, preset
 
 COUNT = 7

@@ -30,9 +30,8 @@ def about(method: Classifier) -> list[tuple[str, str]]:
             chosen = "as given"
         found.append(("prior std", f"{classes.prior_std:.2f} of a similarity ({chosen})"))
         if classes.held_out_log_likelihood:
-            best = classes.held_out_log_likelihood[
-                min(classes.held_out_log_likelihood, key=lambda std: abs(std - (classes.prior_std or 0)))
-            ]
+            scores = classes.held_out_log_likelihood
+            best = scores[min(scores, key=lambda std: abs(std - (classes.prior_std or 0)))]
             found.append(("held-out log-likelihood", f"{best:.2f} on average"))
         found.append(("text's share", f"{percent(float(classes.belief.gain))} of what it is zero-shot"))
     return found

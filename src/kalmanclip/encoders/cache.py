@@ -168,7 +168,7 @@ def through_cache(
     device: torch.device,
     batch_size: int,
 ) -> Generator[Activations, None, None]:
-    """Yield what `encode` makes of N images, in the same batches; those that the cache has are neither decoded nor encoded.
+    """Yield what `encode` makes of N images, in the same batches; those that the cache has are not encoded again.
 
     Args:
         cache: where to look, and to keep what is new.

@@ -38,7 +38,7 @@ class RandomCropConfig:
     @property
     def weights(self) -> list[float]:
         """The weight of each crop that is used, the centre crop's first; together one."""
-        return [1 / self.crops] * self.crops or [1.0]
+        return [1 / self.crops] * self.crops if self.crops else [1.0]
 
     def as_samples(self, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return every crop as a training sample of its own.

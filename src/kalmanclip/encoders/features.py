@@ -126,7 +126,8 @@ def crop_features(
     crops = [RandomCrop(encoder.backbone, config.crop_scale, seed, number) for number in range(config.crops)]
     centre = len(config.weights) > len(crops)
     decoded_once = keep_decoded(sources, crops[0].min_side) if crops else sources
-    total, columns = len(sources) * len(config.weights), []
+    total = len(sources) * len(config.weights)
+    columns: list[Tensor] = []
     for crop in ([None] if centre else []) + crops:
         before = len(sources) * len(columns)
 

@@ -20,7 +20,7 @@ from kalmanclip.prediction import LogitGaussian, OODDetector
 
 
 class ClassResiduals(Classifier):
-    """Logits ``(gain f T^T + f D^T) / tau`` with a belief about the residuals ``D``; see `kalmanclip.methods.residuals`.
+    """Logits ``(gain f T^T + f D^T) / tau`` with a belief about ``D``; see `kalmanclip.methods.residuals`.
 
     `update` learns anew from the prior: from the new images and from pseudo-images that stand for those before.
 

@@ -211,7 +211,7 @@ class Classifier(ABC):
         self.texts = self.encoder.text.prefix(tokens)
         self._classes_changed(before)
 
-    def _classes_changed(self, before: list[str]) -> None:
+    def _classes_changed(self, before: list[str]) -> None:  # noqa: B027 (low-rank parameters belong to no class)
         """Follow a change of the classes, whose names were ``before``."""
 
     @torch.no_grad()

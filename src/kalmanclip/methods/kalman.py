@@ -229,7 +229,7 @@ class Kalman(Classifier):
         return Stepper(self.encoder, kalman, likelihood, self.texts, len(self.templates))
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
-        """Return the filter before it has seen anything, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
+        """Return the filter before any step, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
             spread = self._spread(images, labels)
@@ -247,7 +247,7 @@ class Kalman(Classifier):
         return self.begin(variance)
 
     def _spread(self, images: Activations, labels: Tensor) -> float:
-        """Return the mean squared length of a row of the similarities' Jacobian, ``mean diag(H H^T)``, in the first batch."""
+        """Return ``mean diag(H H^T)`` of the similarities in the first batch."""
         likelihood, own = make_likelihood("cosine"), self._share(labels)
         squares = self.encoder.theta.new_zeros(())
         if len(own):

@@ -15,7 +15,7 @@ from kalmanclip.methods.kalman import KalmanConfig
 from kalmanclip.methods.residuals import ClassResidualsConfig
 
 MethodConfig = KalmanConfig | ClassResidualsConfig | JointConfig
-_Config = TypeVar("_Config", KalmanConfig, ClassResidualsConfig, JointConfig)
+_Config = TypeVar("_Config")
 
 _TOWERS = LowRankConfig(
     # The paper: "low-rank decomposition for parameterization of the adapter", both encoders. It gives neither placement

@@ -274,7 +274,7 @@ class ResidualBelief:
             yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
 
     def weights(self) -> Tensor:
-        """Return the classifier ``gain T + D`` (C, d): its product with a unit-length feature, over tau, is the logit."""
+        """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
         assert self.T is not None
         if self.belief is None:
             return self.T
@@ -363,7 +363,7 @@ class _HeldOut:
         self._found: dict[float, SoftmaxBelief] = {}
 
     def _learn(self, std: float) -> ResidualBelief:
-        """Return the residuals under that prior; those under the nearest one are where the search for the mode begins."""
+        """Return the residuals under that prior; the search for the mode begins at those under the nearest."""
         residuals = self._residuals
         if std not in self._found:
             near = min(self._found, key=lambda known: abs(math.log(known / std)), default=None)

@@ -1,9 +1,10 @@
 """Sets of classes that hold the true one with a chosen probability: split conformal prediction.
 
 Images that were not learned from show how badly the classifier may miss: each gets the *nonconformity* of its true
-class. A set holds all classes whose nonconformity is at most the ``ceil((n + 1) coverage)``-th smallest of those n. If the n images and
-the new one are exchangeable, the set holds the true class with at least that probability, whatever the classifier is worth:
-a bad one gets large sets. The probability is over both, the n images and the new one, and over all classes together.
+class. A set holds all classes whose nonconformity is at most the ``ceil((n + 1) coverage)``-th smallest of those n. If
+the n images and the new one are exchangeable, the set holds the true class with at least that probability, whatever the
+classifier is worth: a bad one gets large sets. The probability is over both, the n images and the new one, and over all
+classes together.
 """
 
 from __future__ import annotations

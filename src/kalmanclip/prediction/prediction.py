@@ -60,8 +60,10 @@ class Prediction:
     def of(cls, class_names: Sequence[str], average: Averaged, mean: Tensor, std: Tensor) -> Prediction:
         """Make one of averaged softmaxes and the logits' mean and standard deviation (N, C)."""
         parts = average.decompose()
-        columns = (average.probabilities, parts.aleatoric, parts.epistemic, mean, std)
-        return cls(tuple(class_names), *(column.cpu() for column in columns))
+        probabilities, aleatoric, epistemic = (
+            t.cpu() for t in (average.probabilities, parts.aleatoric, parts.epistemic)
+        )
+        return cls(tuple(class_names), probabilities, aleatoric, epistemic, mean.cpu(), std.cpu())
 
     @classmethod
     def joined(cls, class_names: Sequence[str], batches: Sequence[Prediction]) -> Prediction:

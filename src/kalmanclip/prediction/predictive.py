@@ -54,7 +54,7 @@ class LogitGaussian:
         return LogitGaussian(self.mean, scale * self.own, shared)
 
     def draws(self, samples: int) -> Tensor:
-        """Return logits (samples, N, C), the same random numbers for every image; draw ``2 i + 1`` mirrors draw ``2 i``.
+        """Return logits (samples, N, C), the same random numbers for every image; draw ``2 i + 1`` mirrors ``2 i``.
 
         The mean of all draws is the mean itself, and the same call gives the same draws on every device.
         """
@@ -105,7 +105,7 @@ def averaged(logits: Tensor) -> Averaged:
 
 
 def expected_softmax(logits: LogitGaussian, samples: int = SAMPLES) -> Averaged:
-    """Return the mean of the softmax, and of its entropy, over draws of the logits; without variance exactly the softmax."""
+    """Return the mean of the softmax, and of its entropy, over draws; without variance exactly the softmax."""
     rows = max(1, _NUMBERS // (samples * logits.mean.shape[1]))
     parts = [averaged(part.draws(samples)) for part in logits.split(rows)]
     return Averaged(*(torch.cat(column) for column in zip(*parts, strict=True)))

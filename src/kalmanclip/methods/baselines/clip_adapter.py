@@ -78,6 +78,7 @@ class CLIPAdapter(FeatureMethod):
     config: CLIPAdapterConfig
     D: Tensor
     U: Tensor
+    ratio: float
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Trains the bottleneck; the last step's stands. The ratio is chosen on the validation images only."""

@@ -69,7 +69,7 @@ def test_few_draws_are_near_many():
 def test_images_are_independent_of_their_company(monkeypatch):
     logits = gaussian(images=7)
     whole = expected_softmax(logits)
-    monkeypatch.setattr("kalmanclip.prediction.gaussian_softmax._NUMBERS", 64 * 4 * 2)
+    monkeypatch.setattr("kalmanclip.prediction.predictive._NUMBERS", 64 * 4 * 2)
     parts = expected_softmax(logits)
     torch.testing.assert_close(whole.probabilities, parts.probabilities, rtol=0, atol=1e-14)
     alone = expected_softmax(LogitGaussian(logits.mean[3:4], logits.own[3:4], logits.shared[3:4]))
@@ -100,14 +100,14 @@ def test_probabilities_are_probabilities(seed, size, classes):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000))
 def test_without_variance_it_is_the_softmax(seed):
-    logits = gaussian(seed).tempered(0.0)
+    logits = gaussian(seed).scaled(0.0)
     expected = averaged(logits.mean.unsqueeze(0))
     torch.testing.assert_close(expected_softmax(logits).probabilities, logits.mean.softmax(dim=1))
     torch.testing.assert_close(expected_softmax(logits).entropy, expected.entropy)
     torch.testing.assert_close(mean_field(logits), logits.mean.softmax(dim=1))
 
 
-def test_tempering_scales_the_covariance():
+def test_scaling_the_covariance():
     logits = gaussian()
-    torch.testing.assert_close(logits.tempered(0.25).std, logits.std / 2)
-    assert torch.equal(logits.tempered(0.25).mean, logits.mean)
+    torch.testing.assert_close(logits.scaled(0.25).std, logits.std / 2)
+    assert torch.equal(logits.scaled(0.25).mean, logits.mean)

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call, jacrev
 
 from kalmanclip.encoders import DualEncoder, LowRankConfig, load_backbone
-from kalmanclip.encoders.tangents import ClassifierTangents
+from kalmanclip.encoders.jvp import ClassifierTangents
 
 TEXTS = ["a photo of a cat.", "the moon", "a very long day by the sea with my friends", "dog"]
 CONFIGS = {
@@ -42,7 +42,8 @@ def test_the_movement_is_the_jacobian_times_the_direction(backbone, name, templa
     def similarities(theta):
         return functional_call(encoder, encoder.named_views(theta), (images, texts, templates))
 
-    S, moved = ClassifierTangents(encoder, texts, templates, directions)(images)
-    torch.testing.assert_close(S, encoder(images, texts, templates).detach(), atol=1e-12, rtol=0)
+    tangents = ClassifierTangents(encoder, texts, templates, directions)
+    f, moved = tangents(images)
+    torch.testing.assert_close(f @ tangents.W.mT, encoder(images, texts, templates).detach(), atol=1e-12, rtol=0)
     expected = jacrev(similarities)(encoder.theta) @ directions.mT
     torch.testing.assert_close(moved, expected.detach(), atol=1e-10, rtol=1e-8)

@@ -1,4 +1,4 @@
-"""How familiar an image is, and the threshold below which it counts as unknown."""
+"""The out-of-distribution score, and the threshold above which an image is flagged."""
 
 import math
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.prediction.unknown import PULL, TEXT_SHARE, KnownImages
+from kalmanclip.prediction.ood import SHRINKAGE, TEXT_WEIGHT, OODDetector
 
 
 def unit(*shape, generator):
@@ -26,7 +26,7 @@ def known(counts, d=12, seed=0, spread=1.0):
     centres = 2 * unit(len(counts), d, generator=g) + unit(1, d, generator=g)
     noise = torch.randn(len(labels), d, generator=g, dtype=torch.float64)
     features = F.normalize(centres[labels] + spread * noise / math.sqrt(d), dim=-1)
-    return KnownImages.of(features, labels, unit(len(counts), d, generator=g), [f"{i}.jpg" for i in range(len(labels))])
+    return OODDetector.of(features, labels, unit(len(counts), d, generator=g), [f"{i}.jpg" for i in range(len(labels))])
 
 
 def naive_score(f, features, labels, texts):
@@ -38,11 +38,11 @@ def naive_score(f, features, labels, texts):
     for one in f:
         towards = []
         for c in range(len(texts)):
-            total = features[labels == c].sum(dim=0) + PULL * g
+            total = features[labels == c].sum(dim=0) + SHRINKAGE * g
             towards.append(float(one @ total / total.norm()))
         text = [float(one @ t) for t in texts]
         margin = max(text) - sum(text) / len(text)
-        found.append(max(towards) + float(one @ g / g.norm()) + TEXT_SHARE * margin)
+        found.append(-(max(towards) + float(one @ g / g.norm()) + TEXT_WEIGHT * margin))
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -62,12 +62,12 @@ def test_held_out_scores_are_those_of_a_model_without_the_image(counts):
         torch.testing.assert_close(k.held_out[i : i + 1], expected)
 
 
-def test_other_images_are_less_familiar():
+def test_other_images_have_a_larger_score():
     k = known([8] * 5, d=32)
     g = torch.Generator().manual_seed(9)
     outside = k.score(unit(200, 32, generator=g))
-    assert k.score(k.features).min() > outside.median()
-    assert k.held_out.median() > outside.quantile(0.9)
+    assert k.score(k.features).max() < outside.median()
+    assert k.held_out.median() < outside.quantile(0.1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -78,30 +78,30 @@ def test_the_order_of_images_and_classes_does_not_matter(seed, counts):
     images = torch.from_numpy(rng.permutation(len(k.labels)))
     classes = rng.permutation(len(counts))
     place = torch.from_numpy(np.argsort(classes))
-    sources = [k.sources[i] for i in images]
-    other = KnownImages.of(k.features[images], place[k.labels[images]], k.texts[classes], sources)
+    sources = [k.names[i] for i in images]
+    other = OODDetector.of(k.features[images], place[k.labels[images]], k.texts[classes], sources)
     f = unit(4, 12, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(other.score(f), k.score(f))
     torch.testing.assert_close(other.held_out, k.held_out[images])
-    chosen = k.chosen(classes.tolist(), k.texts[classes])
+    chosen = k.select(classes.tolist(), k.texts[classes])
     torch.testing.assert_close(chosen.score(f), k.score(f))
 
 
 def test_images_can_be_added_and_classes_left_out():
     k = known([3, 2, 4])
-    half = KnownImages.of(k.features[:4], k.labels[:4], k.texts, k.sources[:4])
+    half = OODDetector.of(k.features[:4], k.labels[:4], k.texts, k.names[:4])
     f = unit(4, 12, generator=torch.Generator().manual_seed(1))
-    both = half.with_more(k.features[4:], k.labels[4:], k.sources[4:])
+    both = half.with_more(k.features[4:], k.labels[4:], k.names[4:])
     torch.testing.assert_close(both.score(f), k.score(f))
-    assert both.sources == k.sources
-    fewer = k.chosen([2, None, 0], k.texts[[2, 1, 0]])
+    assert both.names == k.names
+    fewer = k.select([2, None, 0], k.texts[[2, 1, 0]])
     assert sorted(fewer.labels.tolist()) == [0, 0, 0, 0, 2, 2, 2]
-    assert fewer.sources == tuple(s for s, c in zip(k.sources, k.labels.tolist(), strict=True) if c != 1)
+    assert fewer.names == tuple(s for s, c in zip(k.names, k.labels.tolist(), strict=True) if c != 1)
     assert len(fewer.threshold(0.2)) == 2
 
 
 def test_false_alarms_are_as_many_as_asked_for():
-    """Drawn again and again, new images of the same classes fall below the threshold as often as promised."""
+    """Drawn again and again, new images of the same classes lie above the threshold as often as promised."""
     for counts, rate in (([20] * 5, 0.05), ([2] * 10, 0.1), ([1] * 12, 0.05)):
         alarms = []
         for seed in range(60):
@@ -112,32 +112,32 @@ def test_false_alarms_are_as_many_as_asked_for():
                 learned[i] = seen.get(c, 0) < counts[c]
                 seen[c] = seen.get(c, 0) + 1
             names = [""] * int(learned.sum())
-            k = KnownImages.of(everything.features[learned], everything.labels[learned], everything.texts, names)
+            k = OODDetector.of(everything.features[learned], everything.labels[learned], everything.texts, names)
             threshold = k.threshold(rate)
             assert threshold.counted == (rate * (len(names) + 1) >= 1)
-            alarms.append(float((k.score(everything.features[~learned]) < threshold.value).double().mean()))
+            alarms.append(float((k.score(everything.features[~learned]) > threshold.value).double().mean()))
         error = np.std(alarms) / math.sqrt(len(alarms))
         assert np.mean(alarms) < rate + 3 * error
-        if min(counts) > 1:  # a single image of a class cannot say how familiar another one would be: careful
+        if min(counts) > 1:  # a single image of a class cannot say how another one would score: careful
             assert np.mean(alarms) > 0.3 * rate
 
 
 @pytest.mark.parametrize(("rate", "rank"), [(0.05, 1), (0.1, 2), (0.149, 2), (0.5, 10)])
 def test_thresholds_by_hand(rate, rank):
-    """Of 19 images, a new one falls below the k-th lowest with chance k / 20."""
+    """Of 19 images, a new one lies above the k-th largest with chance k / 20."""
     k = known([10, 9])
-    assert k.threshold(rate) == (k.held_out.sort().values[rank - 1].item(), True)
+    assert k.threshold(rate) == (k.held_out.sort(descending=True).values[rank - 1].item(), True)
     # too few to count: the prediction interval of a Gaussian of unknown mean and variance (Student's t)
     few = known([3, 3], seed=1)
     scores = few.held_out.numpy()
-    quantile = scipy.stats.t(df=5, loc=scores.mean(), scale=scores.std(ddof=1) * math.sqrt(7 / 6)).ppf(0.02)
+    quantile = scipy.stats.t(df=5, loc=scores.mean(), scale=scores.std(ddof=1) * math.sqrt(7 / 6)).ppf(0.98)
     assert few.threshold(0.02) == (pytest.approx(quantile), False)
 
 
-def test_a_stricter_rate_has_a_lower_threshold():
+def test_a_stricter_rate_has_a_higher_threshold():
     k = known([10] * 4)
     values = [k.threshold(rate).value for rate in (0.001, 0.01, 0.05, 0.2, 0.5)]
-    assert values == sorted(values)
+    assert values == sorted(values, reverse=True)
 
 
 def test_the_nearest_are_the_most_similar():
@@ -159,4 +159,4 @@ def test_too_few_images_are_refused():
     with pytest.raises(ConfigError, match="at least 3"):
         known([1, 1]).threshold(0.05)
     with pytest.raises(ConfigError, match="belong together"):
-        KnownImages.of(torch.zeros(2, 4), torch.zeros(3), torch.zeros(2, 4), ["", ""])
+        OODDetector.of(torch.zeros(2, 4), torch.zeros(3), torch.zeros(2, 4), ["", ""])

@@ -1,4 +1,4 @@
-"""Class residuals: the choice of the prior, the metric of the crops, classes that come and go; then through Kalman."""
+"""Class residuals: the choice of the prior, the metric of the crops, classes that come and go; then the method."""
 
 import dataclasses
 import math
@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder, read_shot_lists
-from kalmanclip.encoders import FeatureCache
+from kalmanclip.encoders import DualEncoder, FeatureCache
+from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.filtering import FilterConfig
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig
-from kalmanclip.methods.classes import TYPICAL_STD, ClassResiduals, held_out_parts
-from kalmanclip.methods.features import image_features
-from kalmanclip.methods.recollection import Recollection
+from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
+from kalmanclip.methods.residuals import TYPICAL_STD, ResidualBelief, held_out_parts
+from kalmanclip.methods.statistics import ClassStatistics
 
 WIDTH, SCALE = 12, 30.0
 NAMES = ["ash", "birch", "cedar"]
@@ -53,7 +52,8 @@ def world(seed=0, C=3, distance=1.0):
 
 
 def learned(views, labels, T, config=None, alpha=0.0, names=None):
-    residuals = ClassResiduals(config or ClassConfig(), SCALE, alpha)
+    config = dataclasses.replace(config or ClassResidualsConfig(), crops=views.shape[1] - 1, alpha=alpha)
+    residuals = ResidualBelief(config, SCALE)
     residuals.set_classes(names or NAMES[: len(T)], T)
     residuals.learn(views, torch.as_tensor(labels))
     return residuals
@@ -67,7 +67,7 @@ FOUR_EACH = [0, 1, 2] * 4
 
 
 def text_alone(T):
-    residuals = ClassResiduals(ClassConfig(), SCALE)
+    residuals = ResidualBelief(ClassResidualsConfig(alpha=0.0), SCALE)
     residuals.set_classes(NAMES, T)
     return residuals
 
@@ -87,7 +87,7 @@ def test_before_the_first_image_it_is_the_text():
 def test_it_learns_and_its_weights_are_its_logits(views):
     w = world()
     train, test = w.views(FOUR_EACH, views), w.views([0, 1, 2] * 20, views)
-    residuals = learned(train, FOUR_EACH, w.T, ClassConfig(views=views))
+    residuals = learned(train, FOUR_EACH, w.T, ClassResidualsConfig(crops=views))
     assert loss(residuals, test, [0, 1, 2] * 20) < 0.7 * loss(text_alone(w.T), test, [0, 1, 2] * 20)
     f = test[:, 0]
     torch.testing.assert_close(SCALE * f @ residuals.weights().mT, residuals.logits(f), rtol=1e-10, atol=1e-10)
@@ -98,7 +98,7 @@ def test_the_weight_of_an_image_does_not_depend_on_its_crops():
     """Crops that equal the centre crop are the centre crop."""
     w = world()
     one = w.views(FOUR_EACH, 0)
-    config = ClassConfig(prior_std=0.1)
+    config = ClassResidualsConfig(prior_std=0.1)
     same = learned(one.expand(-1, 6, -1).contiguous(), FOUR_EACH, w.T, config)
     torch.testing.assert_close(same.belief.mean, learned(one, FOUR_EACH, w.T, config).belief.mean)
     torch.testing.assert_close(same.belief.gram, learned(one, FOUR_EACH, w.T, config).belief.gram)
@@ -107,10 +107,10 @@ def test_the_weight_of_an_image_does_not_depend_on_its_crops():
 def test_the_whole_weight_can_be_the_centre_crops():
     w = world()
     views = w.views(FOUR_EACH)
-    a = learned(views, FOUR_EACH, w.T, ClassConfig(prior_std=0.1, centre_weight=1.0))
+    a = learned(views, FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.1, centre_weight=1.0))
     other = views.clone()
     other[:, 1:] = other[:, 1:].roll(3, dims=0)  # the crops stay in their class, for the metric, not with their images
-    b = learned(other, FOUR_EACH, w.T, ClassConfig(prior_std=0.1, centre_weight=1.0))
+    b = learned(other, FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.1, centre_weight=1.0))
     torch.testing.assert_close(a.weights(), b.weights())
 
 
@@ -124,30 +124,31 @@ def test_the_prior_is_the_best_of_those_tried_and_always_the_same(seed):
     a, b = learned(views, FOUR_EACH, w.T), learned(views, FOUR_EACH, w.T)
     assert a.prior_std == b.prior_std
     assert torch.equal(a.belief.mean, b.belief.mean)
-    assert all(min(abs(std - known) for known in GRID) < 1e-12 for std in a.foreseen)
+    assert all(min(abs(std - known) for known in GRID) < 1e-12 for std in a.held_out_log_likelihood)
 
     def score(std):  # a variance four times larger or smaller is a standard deviation away
-        return len(FOUR_EACH) * a.foreseen[std] - (math.log2(std**2 / TYPICAL_STD**2) / 2) ** 2 / 2
+        return len(FOUR_EACH) * a.held_out_log_likelihood[std] - (math.log2(std**2 / TYPICAL_STD**2) / 2) ** 2 / 2
 
-    assert a.prior_std == pytest.approx(max(a.foreseen, key=score))
-    assert len(a.foreseen) >= 3
+    assert a.prior_std == pytest.approx(max(a.held_out_log_likelihood, key=score))
+    assert len(a.held_out_log_likelihood) >= 3
 
 
-def test_what_is_foreseen_is_foreseen_from_the_other_images():
+def test_held_out_images_are_predicted_from_the_others():
     """Held out one by one with a given prior: the same mean log-probability."""
     w, labels = world(1), FOUR_EACH
     views = w.views(labels, 0)
-    residuals = learned(views, labels, w.T, ClassConfig(views=0, folds=4))
+    residuals = learned(views, labels, w.T, ClassResidualsConfig(crops=0, folds=4))
     std = residuals.prior_std
     total = 0.0
     for part in range(4):
         held = [i for i in range(12) if i // 3 == part]
         kept = [i for i in range(12) if i // 3 != part]
-        others = learned(views[kept], [labels[i] for i in kept], w.T, ClassConfig(views=0, prior_std=std))
+        others = learned(views[kept], [labels[i] for i in kept], w.T, ClassResidualsConfig(crops=0, prior_std=std))
         total -= loss(others, views[held], [labels[i] for i in held]) * len(held)
-    foreseen = residuals.foreseen[min(residuals.foreseen, key=lambda known: abs(known - std))]
-    assert foreseen == pytest.approx(total / 12, abs=1e-4)
-    assert foreseen < -2 * loss(residuals, views, labels)  # of images that were learned from
+    scores = residuals.held_out_log_likelihood
+    found = scores[min(scores, key=lambda known: abs(known - std))]
+    assert found == pytest.approx(total / 12, abs=1e-4)
+    assert found < -2 * loss(residuals, views, labels)  # of images that were learned from
 
 
 def test_the_more_the_images_say_the_wider_the_prior():
@@ -163,16 +164,16 @@ def test_the_more_the_images_say_the_wider_the_prior():
 def test_it_is_not_chosen_where_it_cannot_be_or_need_not_be():
     w = world()
     one = learned(w.views([0, 1, 2]), [0, 1, 2], w.T)
-    assert (one.prior_std, one.foreseen) == (pytest.approx(TYPICAL_STD), {})
-    given = learned(w.views(FOUR_EACH), FOUR_EACH, w.T, ClassConfig(prior_std=0.07))
-    assert (given.prior_std, given.foreseen) == (pytest.approx(0.07), {})
+    assert (one.prior_std, one.held_out_log_likelihood) == (pytest.approx(TYPICAL_STD), {})
+    given = learned(w.views(FOUR_EACH), FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.07))
+    assert (given.prior_std, given.held_out_log_likelihood) == (pytest.approx(0.07), {})
 
 
 def test_progress_is_told():
     w, told = world(), []
     residuals = text_alone(w.T)
     residuals.learn(w.views(FOUR_EACH), torch.tensor(FOUR_EACH), lambda done, total: told.append((done, total)))
-    assert len(told) == len(residuals.foreseen) + 1
+    assert len(told) == len(residuals.held_out_log_likelihood) + 1
     assert all(done <= total for done, total in told)
     assert told[-1][0] == told[-1][1]
 
@@ -204,7 +205,7 @@ def test_classes_with_unequal_counts():
     labels = [0] * 7 + [1] * 2 + [2]
     residuals = learned(w.views(labels), labels, w.T)
     test = w.views([0, 1, 2] * 10)
-    assert residuals.foreseen  # the lone image of the third class was kept, the others had their turn
+    assert residuals.held_out_log_likelihood  # the lone image of the third class was kept, the others had their turn
     assert loss(residuals, test, [0, 1, 2] * 10) < 0.8 * loss(text_alone(w.T), test, [0, 1, 2] * 10)
 
 
@@ -292,7 +293,7 @@ def test_more_images_of_the_same_classes():
     assert residuals.prior_std == std  # of the first images, for good
     assert loss(residuals, test, [0, 1, 2] * 30) < before
     assert residuals.variance(test[:, 0]).mean() < variance.mean()
-    joint = learned(torch.cat([first, second]), FOUR_EACH * 2, w.T, ClassConfig(prior_std=std))
+    joint = learned(torch.cat([first, second]), FOUR_EACH * 2, w.T, ClassResidualsConfig(prior_std=std))
     torch.testing.assert_close(residuals.root, joint.root)  # of all images
     p, q = (r.logits(test[:, 0]).softmax(dim=1) for r in (residuals, joint))
     assert (p - q).abs().mean() < 0.05
@@ -302,7 +303,7 @@ def test_the_belief_survives_being_stored():
     w = world()
     residuals = learned(w.views(FOUR_EACH), FOUR_EACH, w.T)
     state = residuals.state_dict()
-    other = ClassResiduals(ClassConfig(), SCALE)
+    other = ResidualBelief(ClassResidualsConfig(alpha=0.0), SCALE)
     other.load_state_dict(state, NAMES)
     other.set_classes(NAMES, w.T)
     more, f = w.views(FOUR_EACH), w.views(FOUR_EACH)[:, 0]
@@ -315,7 +316,7 @@ def test_the_belief_survives_being_stored():
 
 
 STATE = ("root", "mean", "gram", "curvature", "strength", "gain", "gain_precision")
-STATE += ("count", "total", "within", "slope", "gain_slope")
+STATE += ("covariance_scale", "count", "total", "within", "slope", "gain_slope")
 
 
 @pytest.mark.parametrize("broken", [torch.zeros(2, 7), torch.zeros(5), torch.zeros(()), None])
@@ -331,9 +332,9 @@ def test_a_state_that_does_not_fit_is_refused(name, broken):
     if broken is not None:
         damaged[name] = broken
     with pytest.raises(ConfigError, match="tensor"):
-        ClassResiduals(ClassConfig(), SCALE).load_state_dict(damaged, NAMES)
+        ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(damaged, NAMES)
     with pytest.raises(ConfigError, match="mean"):
-        ClassResiduals(ClassConfig(), SCALE).load_state_dict(state, NAMES[:2])
+        ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(state, NAMES[:2])
 
 
 # --- the metric
@@ -371,7 +372,7 @@ def test_the_choice_never_sees_an_image_that_is_held_out(monkeypatch):
     roots = []
     for shown in (views, spoilt):
         seen = []
-        monkeypatch.setattr(Recollection, "metric", lambda images, seen=seen: seen.append(images) or METRIC(images))
+        monkeypatch.setattr(ClassStatistics, "metric", lambda images, seen=seen: seen.append(images) or METRIC(images))
         text_alone(w.T).learn(shown, labels)
         roots.append([METRIC(images) for images in seen])
     first, second = roots
@@ -380,7 +381,7 @@ def test_the_choice_never_sees_an_image_that_is_held_out(monkeypatch):
     assert not torch.allclose(first[-1], second[-1], rtol=1e-2)
 
 
-METRIC = Recollection.metric
+METRIC = ClassStatistics.metric
 
 
 def test_one_view_of_each_class_has_no_metric():
@@ -398,8 +399,8 @@ def test_one_view_of_each_class_has_no_metric():
         ({"prior_std": math.nan}, "prior_std must be positive"),
         ({"gain_std": -1.0}, "gain_std must be positive"),
         ({"gain_std": math.inf}, "gain_std must be positive"),
-        ({"views": -1}, "views must be a whole number"),
-        ({"views": 2.5}, "views must be a whole number"),
+        ({"crops": -1}, "crops must be a whole number"),
+        ({"crops": 2.5}, "crops must be a whole number"),
         ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
         ({"crop_scale": (0.9, 0.3)}, "crop_scale"),
         ({"crop_scale": (0.5, 1.1)}, "crop_scale"),
@@ -412,7 +413,7 @@ def test_one_view_of_each_class_has_no_metric():
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
-        ClassConfig(**options)
+        ClassResidualsConfig(**options)
 
 
 def test_the_regulation_of_outlying_images():
@@ -422,7 +423,7 @@ def test_the_regulation_of_outlying_images():
     views = w.views(labels)
     labels[0] = 1
     test = w.views([0] * 20)
-    config = ClassConfig(prior_std=0.3)
+    config = ClassResidualsConfig(prior_std=0.3)
     losses = [loss(learned(views, labels, w.T, config, alpha), test, [0] * 20) for alpha in (0.0, 1.0)]
     assert losses[1] < losses[0]
 
@@ -438,11 +439,11 @@ def task(images):
     )
 
 
-FEW_VIEWS = KalmanConfig(classes=ClassConfig(views=2))
+FEW_CROPS = ClassResidualsConfig(crops=2)
 
 
-def fitted(backbone, task, config=FEW_VIEWS):
-    method = Kalman(backbone, config)
+def fitted(backbone, task, config=FEW_CROPS):
+    method = ClassResiduals(backbone, config)
     assert method.fit(task) == []
     return method
 
@@ -463,34 +464,33 @@ def method(tiny, task):
 
 
 def test_the_default_learns_class_residuals(tiny, task):
-    method = Kalman(tiny)
+    method = ClassResiduals(tiny)
     method.set_classes(task.class_names, task.templates)
     labels = torch.tensor(task.train.labels)
     before = F.cross_entropy(method.logits(task.train.sources), labels)
     assert not method.fitted
     method.fit(task)
     assert method.fitted
-    assert method.filter is None
     assert F.cross_entropy(method.logits(task.train.sources), labels) < 0.7 * before
-    zero_shot = method.logits_and_zero_shot(task.train.sources)[1]
+    zero_shot = method.predict(task.train.sources, zero_shot=True).zero_shot
     assert F.cross_entropy(zero_shot, labels) == pytest.approx(before.item(), rel=1e-5)
 
 
 def test_the_classifier_of_the_default_is_its_logits(tiny, task, method):
-    f = image_features(tiny, task.test.sources)
+    f = image_features(DualEncoder(tiny), task.test.sources)
     expected = tiny.logit_scale * f @ method.class_weights().mT
     torch.testing.assert_close(method.logits(task.test.sources), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_belief_about_logits(tiny, task, method):
-    belief = method.logit_belief(task.test.sources)
+    (belief,) = method.linearized_batches(task.test.sources, scaled=False)
     assert belief.mean.shape == belief.std.shape == (6, 3)
     torch.testing.assert_close(belief.mean, method.logits(task.test.sources))
     assert belief.std.isfinite().all()
     assert (belief.std > 0).all()
-    assert method.logit_belief([]).std.shape == (0, 3)
+    assert method.predict([]).std.shape == (0, 3)
     with pytest.raises(ConfigError, match="fit first"):
-        Kalman(tiny).logit_belief(task.test.sources)
+        ClassResiduals(tiny).linearized_batches(task.test.sources)
 
 
 def test_a_new_class_is_learned_and_the_old_ones_are_told_apart_as_before(tiny, images):
@@ -498,14 +498,14 @@ def test_a_new_class_is_learned_and_the_old_ones_are_told_apart_as_before(tiny, 
     old = LabelledImages(images.sources[:10], images.labels[:10], names[:2])
     new = LabelledImages(images.sources[10:14], images.labels[10:14], names)
     method = fitted(tiny, FewShotTask(old, templates=templates))
-    D = method.classes.belief.mean
+    D = method.residuals.belief.mean
     method.set_classes(names, templates)
     before = F.cross_entropy(method.logits(new.sources), torch.tensor(new.labels))
-    assert (method.classes.belief.mean[2] == 0).all()
-    assert torch.equal(method.classes.belief.mean[:2], D)
+    assert (method.residuals.belief.mean[2] == 0).all()
+    assert torch.equal(method.residuals.belief.mean[:2], D)
     method.update(new)
     assert F.cross_entropy(method.logits(new.sources), torch.tensor(new.labels)) < 0.5 * before
-    moved = (method.classes.belief.mean - torch.cat([D, torch.zeros_like(D[:1])])).norm(dim=1)
+    moved = (method.residuals.belief.mean - torch.cat([D, torch.zeros_like(D[:1])])).norm(dim=1)
     assert moved[:2].max() < moved[2]
     assert moved[:2].max() < D.norm(dim=1).min()
     logits = method.logits(old.sources)[:, :2]
@@ -514,54 +514,54 @@ def test_a_new_class_is_learned_and_the_old_ones_are_told_apart_as_before(tiny, 
 
 @pytest.mark.parametrize(("views", "times"), [(0, 1), (3, 2)])
 def test_a_picture_is_decoded_for_the_centre_crop_and_once_for_all_random_ones(tiny, task, decoded_files, views, times):
-    fitted(tiny, task, KalmanConfig(classes=ClassConfig(views=views)))
+    fitted(tiny, task, ClassResidualsConfig(crops=views))
     assert sorted(decoded_files) == sorted(task.train.sources * times)
 
 
 def test_with_a_cache_the_same_to_the_last_bit(tiny, task, method, tmp_path, decoded_files):
-    mean, std = method.logit_belief(task.test.sources)
+    before = method.predict(task.test.sources)
     for known in (False, True):
         del decoded_files[:]
         other = fitted(dataclasses.replace(tiny, cache=FeatureCache(tmp_path)), task)
-        belief = other.logit_belief(task.test.sources)
-        assert torch.equal(belief.mean, mean)
-        assert torch.equal(belief.std, std)
+        after = other.predict(task.test.sources)
+        assert torch.equal(after.mean, before.mean)
+        assert torch.equal(after.std, before.std)
         assert bool(decoded_files) != known
 
 
 def test_seeds(tiny, task):
     task = FewShotTask(task.train.subset([0, 3, 6]))
-    one = KalmanConfig(classes=ClassConfig(views=1))
+    one = ClassResidualsConfig(crops=1)
     a, b, c = (fitted(tiny, task, dataclasses.replace(one, seed=seed)).class_weights() for seed in (0, 0, 1))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
-    centre = KalmanConfig(classes=ClassConfig(views=0))
+    centre = ClassResidualsConfig(crops=0)
     a, b = (fitted(tiny, task, dataclasses.replace(centre, seed=seed)).class_weights() for seed in (0, 1))
     assert torch.equal(a, b)  # nothing is random then
 
 
 def test_a_failed_fit_is_no_fit(tiny, task, monkeypatch):
-    method = Kalman(tiny, FEW_VIEWS)
+    method = ClassResiduals(tiny, FEW_CROPS)
 
     def broken(*args, **options):
         raise NumericalError("broken")
 
-    monkeypatch.setattr("kalmanclip.methods.classes.softmax_update", broken)
+    monkeypatch.setattr("kalmanclip.methods.residuals.softmax_update", broken)
     with pytest.raises(NumericalError, match="broken"):
         method.fit(task)
     assert not method.fitted
 
 
 def test_the_options_reach_the_residuals(tiny, task):
-    config = KalmanConfig(classes=ClassConfig(views=1, prior_std=0.05), filter=FilterConfig(alpha=0.7))
+    config = ClassResidualsConfig(crops=1, prior_std=0.05, alpha=0.7)
     method = fitted(tiny, task, config)
-    assert method.classes.prior_std == pytest.approx(0.05)
-    assert (method.classes.alpha, method.classes.scale) == (0.7, tiny.logit_scale)
+    assert method.residuals.prior_std == pytest.approx(0.05)
+    assert (method.residuals.config.alpha, method.residuals.scale) == (0.7, tiny.logit_scale)
 
 
 def test_progress_counts_every_view(tiny, task):
     told = []
-    Kalman(tiny, FEW_VIEWS).fit(task, lambda *step: told.append(step))
+    ClassResiduals(tiny, FEW_CROPS).fit(task, lambda *step: told.append(step))
     reading = [step[1:] for step in told if step[0] == "reading images"]
     assert reading[-1] == (27, 27)
     assert [done for done, _ in reading] == sorted(done for done, _ in reading)
@@ -580,10 +580,11 @@ def test_four_shots_of_satellite_photos(tiny, shared_data):
     outside = images.subset(sorted(set(range(len(images))) - set(shots.positions))[::3])  # a third of them will do
     task = FewShotTask(images.subset(shots.first(images, 4)), templates=("a centered satellite photo of {}.",))
     labels = torch.tensor(outside.labels)
-    method = Kalman(tiny)
+    method = ClassResiduals(tiny)
     method.fit(task)
     assert len(task.train) == 40
-    tuned, zero_shot = method.logits_and_zero_shot(outside.sources)
+    prediction = method.predict(outside.sources, how="mean", zero_shot=True)
+    tuned, zero_shot = prediction.mean, prediction.zero_shot
     gained = (tuned.argmax(dim=1) == labels).double().mean() - (zero_shot.argmax(dim=1) == labels).double().mean()
     assert gained > 0.15
     assert F.cross_entropy(tuned, labels) < 1.3

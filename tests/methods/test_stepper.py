@@ -5,7 +5,7 @@ import torch
 
 from kalmanclip.encoders import DualEncoder, LowRankConfig, load_backbone
 from kalmanclip.filtering import KalmanFilter, NoiseConfig, ObservationNoise, make_belief
-from kalmanclip.methods.stepping import Stepper
+from kalmanclip.methods.stepper import Stepper
 from kalmanclip.observation import make_likelihood
 
 NAMES = ["cat", "dog", "a red house", "the sea", "rain", "a car"]

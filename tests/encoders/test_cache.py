@@ -182,7 +182,7 @@ def refusing(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
     def start():
-        monkeypatch.setattr("kalmanclip.encoders.shards.write_atomic", refuse)
+        monkeypatch.setattr("kalmanclip.encoders.cache.write_atomic", refuse)
         return tried
 
     return start

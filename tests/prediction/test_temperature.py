@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from kalmanclip.prediction import TYPICAL_TEMPER, LogitGaussian, expected_softmax, fit_temper, log_score
+from kalmanclip.prediction import TYPICAL_SCALE, LogitGaussian, expected_softmax, fit_covariance_scale, log_likelihood
 
 
 def foreseen(images: int, t: float, size: float = 400.0):
@@ -14,38 +14,40 @@ def foreseen(images: int, t: float, size: float = 400.0):
     return logits, torch.multinomial(true.softmax(dim=1), 1, generator=g).squeeze(1)
 
 
-@pytest.mark.parametrize("t", [TYPICAL_TEMPER / 16, TYPICAL_TEMPER, TYPICAL_TEMPER * 8])
+@pytest.mark.parametrize("t", [TYPICAL_SCALE / 16, TYPICAL_SCALE, TYPICAL_SCALE * 8])
 def test_many_images_decide(t):
     logits, labels = foreseen(4000, t)
-    found = fit_temper(lambda t: log_score(logits.tempered(t), labels))
+    found = fit_covariance_scale(lambda t: log_likelihood(logits.scaled(t), labels))
     assert t / 2.1 <= found <= t * 2.1
 
 
 def test_few_images_change_little():
     logits, labels = foreseen(3, 1.0)
-    assert TYPICAL_TEMPER <= fit_temper(lambda t: log_score(logits.tempered(t), labels)) <= 4 * TYPICAL_TEMPER
-    assert fit_temper(lambda t: 0.0) == TYPICAL_TEMPER
-    assert fit_temper(lambda t: 0.0, around=0.5) == 0.5
+    assert (
+        TYPICAL_SCALE <= fit_covariance_scale(lambda t: log_likelihood(logits.scaled(t), labels)) <= 4 * TYPICAL_SCALE
+    )
+    assert fit_covariance_scale(lambda t: 0.0) == TYPICAL_SCALE
+    assert fit_covariance_scale(lambda t: 0.0, around=0.5) == 0.5
 
 
 @pytest.mark.parametrize(("nats", "steps"), [(0.4, 0), (0.6, 1), (2.2, 2), (-1.2, -1), (-3.4, -3), (100.0, 7)])
 def test_doublings_are_surprising_by_hand(nats, steps):
     """So many nats per doubling against a standard normal over doublings: ``nats k - k^2 / 2`` is largest at k."""
-    assert fit_temper(lambda t: nats * math.log2(t / 0.5), around=0.5) == pytest.approx(0.5 * 2.0**steps)
+    assert fit_covariance_scale(lambda t: nats * math.log2(t / 0.5), around=0.5) == pytest.approx(0.5 * 2.0**steps)
 
 
 def test_the_search_ends():
-    assert fit_temper(lambda t: 1000 * math.log(t)) == pytest.approx(TYPICAL_TEMPER * 2**7)
-    assert fit_temper(lambda t: -1000 * math.log(t)) == pytest.approx(TYPICAL_TEMPER / 2**7)
+    assert fit_covariance_scale(lambda t: 1000 * math.log(t)) == pytest.approx(TYPICAL_SCALE * 2**7)
+    assert fit_covariance_scale(lambda t: -1000 * math.log(t)) == pytest.approx(TYPICAL_SCALE / 2**7)
 
 
 def test_the_score_is_that_of_the_averaged_probabilities():
     logits, labels = foreseen(20, 0.1)
     p = expected_softmax(logits).probabilities
     expected = sum(math.log(p[i, label]) for i, label in enumerate(labels.tolist()))
-    assert log_score(logits, labels) == pytest.approx(expected, rel=1e-5)
+    assert log_likelihood(logits, labels) == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_impossible_label_is_not_infinite():
     logits = LogitGaussian(torch.tensor([[1000.0, 0.0]]), torch.zeros(1, 2))
-    assert math.isfinite(log_score(logits, torch.tensor([1])))
+    assert math.isfinite(log_likelihood(logits, torch.tensor([1])))
