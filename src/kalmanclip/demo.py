@@ -112,9 +112,9 @@ def _predictions(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 
     """A random handful of test images, good or bad."""
     chosen = random.Random(seed).sample(range(len(test)), min(count, len(test)))
     some = test.subset(chosen)
-    mean, std = clf.predict_logits(some.sources)
-    probabilities = mean.softmax(dim=1).numpy()
-    leads = lead(mean.numpy(), std.numpy())
+    logits = clf.predict_logits(some.sources)
+    probabilities = logits.mean.softmax(dim=1).numpy()
+    leads = lead(logits.mean.numpy(), logits.std.numpy())
     names = np.array(clf.classes_)
     columns = names[some.labels], names[probabilities.argmax(axis=1)], probabilities.max(axis=1), leads
     return [

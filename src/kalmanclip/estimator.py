@@ -31,7 +31,7 @@ from kalmanclip.filtering import Ranks
 from kalmanclip.methods import MethodConfig, Progress, make_classifier, replaced, silent
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.fusion import fuse_methods
-from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, Prediction
+from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, LogitGaussian, Prediction
 
 Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
 """A folder, labelled images, or a list of paths, PIL images or arrays."""
@@ -239,13 +239,14 @@ class KalmanCLIP:
         assert self.method.ood is not None
         return np.asarray(scores < -self.method.ood.threshold(false_alarms).value)
 
-    def predict_logits(self, images: Images, *, progress: Progress = silent) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitGaussian:
         """Mean and standard deviation (N, C) of the logits under the belief."""
         batches = self.method.linearized_batches(_sources(images), scaled=False, progress=progress)
         if not batches:
             empty = torch.empty(0, len(self.classes_))
-            return empty, empty
-        return torch.cat([b.mean for b in batches]).cpu(), torch.cat([b.std for b in batches]).cpu()
+            return LogitGaussian(empty, empty)
+        mean, std = torch.cat([b.mean for b in batches]), torch.cat([b.std for b in batches])
+        return LogitGaussian(mean.cpu(), std.square().cpu())
 
     def score(self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent) -> float:
         """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""

@@ -81,7 +81,7 @@ def test_sets_by_hand():
     assert sure.sets(p, 0.5).tolist() == [
         [False, True],
         [True, False],
-    ]  # the most probable one, though it does not conform
+    ]  # the most probable one in any case
 
 
 @settings(max_examples=40, deadline=None)

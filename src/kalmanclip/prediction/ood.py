@@ -132,15 +132,12 @@ class OODDetector:
             raise ConfigError(f"The rate of false alarms must lie between 0 and 1, not {rate}.")
         scores = self.held_out.double()
         N = len(scores)
-        rank = math.floor(
-            rate * (N + 1) + 1e-9
-        )  # a new image lies above the rank-th largest of N with chance rank / (N + 1)
+        # a new image lies above the rank-th largest of N with chance rank / (N + 1)
+        rank = math.floor(rate * (N + 1) + 1e-9)
         if rank >= 1:
             return Threshold(float(scores.sort(descending=True).values[rank - 1]), counted=True)
         if N < 3:
-            raise ConfigError(
-                f"A threshold for out-of-distribution images needs at least 3 training images; there are {N}."
-            )
+            raise ConfigError(f"A threshold for the OOD score needs at least 3 training images; there are {N}.")
         quantile = float(scipy.special.stdtrit(N - 1, rate)) * math.sqrt(1 + 1 / N)
         return Threshold(float(scores.mean() - quantile * scores.std()), counted=False)
 
