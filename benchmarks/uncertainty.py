@@ -167,9 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument(
-        "--development", action="store_true", help="training images outside the shots, by covariance scale"
-    )
+    parser.add_argument("--development", action="store_true", help="training images outside the shots, by scale")
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone("tiny")

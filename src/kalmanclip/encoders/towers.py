@@ -196,7 +196,8 @@ class HeadTower(Tower):
     def forward(self, *activations: Tensor) -> Tensor:
         """Unit-length features (N, d) to adapted unit-length embeddings."""
         (f,) = activations
-        return f if self.head is None else unit(f + self.head(f))
+        # also without parameters: then parameters of zero change no digit
+        return unit(f if self.head is None else f + self.head(f))
 
     def merge_(self) -> None:
         """Folds ``I + s B A`` into the tower's last projection."""

@@ -11,7 +11,6 @@ from kalmanclip.data import ImageSource, LabelledImages
 from kalmanclip.data.identity import image_identity
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.features import Progress
-from kalmanclip.encoders.towers import unit
 from kalmanclip.filtering import Step
 from kalmanclip.methods.base import Needs, labels_of
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State, check_rows
@@ -51,7 +50,7 @@ class ClassResiduals(Classifier):
 
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Tensor:
         super()._read(images, progress, from_prior)
-        return unit(shared_crop_features(self.encoder, images.sources, self.config, progress, self.ranks))
+        return shared_crop_features(self.encoder, images.sources, self.config, progress, self.ranks)
 
     def _learn(
         self, material: Tensor, images: LabelledImages, epochs: int, progress: Progress, after_epoch: AfterEpoch | None
@@ -71,12 +70,8 @@ class ClassResiduals(Classifier):
         else:
             self.ood = self.ood.with_more(f, labels, names)
 
-    def _embed(self, activations: Activations) -> Tensor:
-        """Return embeddings (N, d). Normalised a second time, like crops and texts: earlier results were, too."""
-        return unit(self.encoder.encode_images(activations))
-
     def _classes_changed(self, before: list[str]) -> None:
-        T = unit(self.text_weights())
+        T = self.text_weights()
         self.residuals.set_classes(self.class_names, T)
         if self.ood is not None:
             row = {name: i for i, name in enumerate(before)}
@@ -86,14 +81,14 @@ class ClassResiduals(Classifier):
         return self.residuals.weights()
 
     def _scorer(self) -> Callable[[Activations], Tensor]:
-        return lambda activations: self.residuals.logits(self._embed(activations))
+        return lambda activations: self.residuals.logits(self.encoder.encode_images(activations))
 
     def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
         """See `Classifier.linearized`; here it is exact."""
         residuals, scale = self.residuals, self.residuals.covariance_scale if scaled else 1.0
 
         def apply(activations: Activations) -> LogitGaussian:
-            f = self._embed(activations)
+            f = self.encoder.encode_images(activations)
             return LogitGaussian(residuals.logits(f), scale * residuals.variance(f))
 
         return apply
@@ -104,7 +99,7 @@ class ClassResiduals(Classifier):
         assert self.residuals.T is not None
         weights = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
         scale = self.backbone.logit_scale
-        return lambda activations: scale * self._embed(activations) @ weights.mT
+        return lambda activations: scale * self.encoder.encode_images(activations) @ weights.mT
 
     def _scale_covariance(self, factor: float) -> None:
         self.residuals.covariance_scale *= factor
