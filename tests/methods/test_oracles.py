@@ -240,7 +240,7 @@ def test_training_starts_at_the_keys_of_tip_adapter(tiny, task):
 def test_clip_adapter_without_its_adapter_is_zero_shot(tiny, task, zero_shot):
     method = CLIPAdapter(tiny, CLIPAdapterConfig(ratio=0.0, epochs=1, crops=0))
     method.T = text_weights(tiny, task.class_names, task.templates)
-    method.D, method.U = torch.randn(128, 512), torch.randn(512, 128)
+    method.D, method.U, method.ratio = torch.randn(128, 512), torch.randn(512, 128), 0.0
     assert torch.allclose(method.logits(task.train.sources), zero_shot, atol=1e-4)
 
 
@@ -337,7 +337,7 @@ def test_ape_t_starts_at_tip_adapter(tiny, task, f):
     plain = TipAdapter(tiny, TipAdapterConfig(crops=0, alpha=2.0))
     plain.fit(task)
     method = APET(tiny, APETConfig(crops=0))
-    method.T, method.K, method.V = plain.T, plain.K, plain.V
+    method.T, method.K, method.V, method.alpha, method.beta = plain.T, plain.K, plain.V, 2.0, 1.0
     method.trainable()
     assert torch.allclose(method.score(f), plain.score(f), atol=1e-5)
 

@@ -75,7 +75,7 @@ def test_the_metric_is_a_power_of_the_covariance_within_classes():
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_recalled_images_lie_where_the_images_lay():
+def test_pseudo_images_lie_where_the_images_lay():
     here = world(2)
     labels = labels_of(3, 40)
     views = here.views(labels, V=2, noise=0.1)
@@ -90,8 +90,8 @@ def test_recalled_images_lie_where_the_images_lay():
     assert total == pytest.approx(float(made.within.trace() / made.count.sum()), rel=0.25)
 
 
-def test_very_many_classes_are_recalled_by_fewer_images():
-    made = ClassStatistics.nothing(2000, torch.zeros(4))
+def test_very_many_classes_have_fewer_pseudo_images():
+    made = ClassStatistics.empty(2000, torch.zeros(4))
     full = dataclasses.replace(made, count=torch.ones(2000), total=torch.ones(2000, 4))
     assert len(full.pseudo_images()[0]) == 2000 * 16
     assert len(made.pseudo_images()[0]) == 0

@@ -37,9 +37,13 @@ class FeatureMethod:
     def __init__(self, backbone: Backbone, config: Any = None) -> None:
         self.backbone = backbone
         self.config = self.Config() if config is None else config
-        self.encoder = DualEncoder(backbone)
+        self.encoder = self._make_encoder()
         self.scale = backbone.logit_scale
         self.T: Tensor | None = None
+
+    def _make_encoder(self) -> DualEncoder:
+        """Return the towers before anything is learned."""
+        return DualEncoder(self.backbone)
 
     def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
         """Learn from ``task.train``; options are chosen on ``task.validation`` if there is one, else published."""

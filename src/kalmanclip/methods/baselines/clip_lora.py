@@ -63,10 +63,13 @@ class CLIPLoRA(FeatureMethod):
     config: CLIPLoRAConfig
     needs: ClassVar[Needs] = "towers"
 
+    def _make_encoder(self) -> DualEncoder:
+        return DualEncoder(self.backbone, self.config.low_rank)
+
     def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
         """Train on ``task.train``; the last step's parameters stand, nothing is chosen."""
         y, c, templates = self.labels(task), self.config, len(task.templates)
-        self.encoder = DualEncoder(self.backbone, c.low_rank)
+        self.encoder = self._make_encoder()
         self._start(task.seed)
         texts = self.encoder.text.prefix(self.encoder.tokenize([p for group in task.prompts for p in group]))
         activations = self._activations(task, progress)

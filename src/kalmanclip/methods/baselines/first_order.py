@@ -103,11 +103,14 @@ class FirstOrder(FeatureMethod):
         self.templates = 0
         self._texts: Activations = ()
 
+    def _make_encoder(self) -> DualEncoder:
+        return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
+
     def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
         """Train on ``task.train``; the rate is chosen on ``task.validation``, the last step's parameters stand."""
         labels_of(task.train, self.backbone.device)
         labels = torch.tensor(task.train.labels)  # on the CPU: which texts a batch needs is decided there
-        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
+        self.encoder = self._make_encoder()
         self.templates = len(task.templates)
         prompts = [prompt for group in task.prompts for prompt in group]
         self._texts = self.encoder.text.prefix(self.encoder.tokenize(prompts))

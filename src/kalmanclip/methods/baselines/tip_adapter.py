@@ -106,7 +106,7 @@ class TipAdapter(FeatureMethod):
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
         clip, affinity, values = self.parts(f)
-        return clip + self.alpha * kernel(affinity, self.beta) @ values
+        return clip + self.alpha * (kernel(affinity, self.beta) @ values)
 
 
 def search_cache(
