@@ -25,9 +25,9 @@ from torch import Tensor
 from benchmarks.measure import Options, Row, main, row, seconds
 from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
 from kalmanclip.filtering import Observation, softmax_update
-from kalmanclip.methods import ClassConfig, CLIPLoRAConfig, Kalman, preset
-from kalmanclip.methods.classes import TYPICAL_STD
-from kalmanclip.methods.predictive import precise
+from kalmanclip.methods import ClassResiduals, Kalman, preset
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRAConfig
+from kalmanclip.methods.residuals import TYPICAL_STD
 from kalmanclip.observation import make_likelihood, observe
 
 BATCH = 10
@@ -98,35 +98,33 @@ def paper_random(backbone: Backbone, C: int, batch: int) -> Callable[[], None]:
     return _paper(backbone, C, [labels.to(backbone.device) for labels in batches])
 
 
-def _residuals(backbone: Backbone, C: int, batch: int) -> tuple[Kalman, Callable[[], Tensor], Tensor]:
-    """The default, after ten images; how it reads ten more, (batch, 1 + views, d); and their labels."""
+def _residuals(backbone: Backbone, C: int, batch: int) -> tuple[ClassResiduals, Callable[[], Tensor], Tensor]:
+    """The default, after ten images; how it reads ten more, (batch, 1 + crops, d); and their labels."""
     config = preset("default")
     # the prior is chosen once, before the steps; here it is given
-    method = Kalman(backbone, replace(config, classes=ClassConfig(prior_std=TYPICAL_STD)))
+    method = ClassResiduals(backbone, replace(config, prior_std=TYPICAL_STD))
     method.set_classes(names(C), TEMPLATES)
-    views = 1 + config.classes.views
-    pictures = _pictures(backbone, batch * views)
+    crops = 1 + config.crops
+    pictures = _pictures(backbone, batch * crops)
     labels = _different(backbone, C, batch)
 
     @torch.no_grad()
     def read() -> Tensor:
-        f = precise(method.encoder.encode_images(method.encoder.image.prefix(pictures)))
-        return f.unflatten(0, (batch, views))
+        f = method.encoder.encode_images(method.encoder.image.prefix(pictures))
+        return f.unflatten(0, (batch, crops))
 
-    assert method.classes is not None
-    method.classes.learn(read(), labels)
+    method.residuals.learn(read(), labels)
     return method, read, labels
 
 
 def residuals_pass(backbone: Backbone, C: int, batch: int) -> Callable[[], None]:
     """The image tower, and one pass of the softmax update."""
     method, read, labels = _residuals(backbone, C, batch)
-    classes = method.classes
-    assert classes is not None
+    classes = method.residuals
     assert classes.T is not None
     assert classes.root is not None
     assert classes.belief is not None
-    prior, root, T, scale, alpha = classes.belief, classes.root, classes.T, classes.scale, classes.alpha
+    prior, root, T, scale, alpha = classes.belief, classes.root, classes.T, classes.scale, classes.config.alpha
 
     @torch.no_grad()
     def step() -> None:
@@ -141,13 +139,12 @@ def residuals_pass(backbone: Backbone, C: int, batch: int) -> Callable[[], None]
 def residuals_learned(backbone: Backbone, C: int, batch: int) -> Callable[[], None]:
     """The image tower, and the update down to the mode."""
     method, read, labels = _residuals(backbone, C, batch)
-    classes = method.classes
-    assert classes is not None
-    kept = classes.root, classes.belief, classes.memory
+    classes = method.residuals
+    kept = classes.root, classes.belief, classes.statistics
 
     @torch.no_grad()
     def step() -> None:
-        classes.root, classes.belief, classes.memory = kept
+        classes.root, classes.belief, classes.statistics = kept
         classes.learn(read(), labels)
 
     return step

@@ -26,8 +26,8 @@ from PIL import Image
 from benchmarks.measure import Options, Row, options_from, parser, report, synchronise
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder, sample_shots
 from kalmanclip.encoders import Backbone, load_backbone
-from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.features import ENCODE_BATCH, decoded
+from kalmanclip.encoders.features import ENCODE_BATCH, decoded
+from kalmanclip.methods import Classifier, KalmanConfig, make_classifier, preset
 
 ALONE = 1024  # images that decoding and prefix are measured on
 TEXTURES = 32
@@ -89,9 +89,9 @@ def measured(job: Job, options: Options) -> list[Row]:
 
 def _fit(backbone: Backbone, images: LabelledImages, name: str, job: Job, options: Options) -> list[Row]:
     config = preset(name)
-    if job.epochs is not None and "low_rank" in config.parameters:
+    if job.epochs is not None and isinstance(config, KalmanConfig):
         config = replace(config, epochs=job.epochs)
-    method = Kalman(backbone, config)
+    method = make_classifier(backbone, config)
     stages: dict[str, float] = {}
     begin = last = time.perf_counter()
 
@@ -117,7 +117,7 @@ def _fit(backbone: Backbone, images: LabelledImages, name: str, job: Job, option
     return lines
 
 
-def _alone(backbone: Backbone, method: Kalman, images: LabelledImages, device: str) -> tuple[float, float]:
+def _alone(backbone: Backbone, method: Classifier, images: LabelledImages, device: str) -> tuple[float, float]:
     """Seconds that decoding and the frozen prefix take for the first `ALONE` images."""
     sources = images.sources[:ALONE]
     begin = time.perf_counter()

@@ -21,8 +21,8 @@ from benchmarks.development import cached_backbone, development
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import Backbone
-from kalmanclip.methods import Kalman, preset, silent
-from kalmanclip.methods.features import activation_store
+from kalmanclip.encoders.features import activation_store
+from kalmanclip.methods import Classifier, Kalman, make_classifier, preset, silent
 from kalmanclip.methods.fusion import fuse_methods
 
 CLASSIFIERS = (
@@ -79,8 +79,8 @@ def by_classes(train: LabelledImages, seed: int) -> list[LabelledImages]:
     return sites
 
 
-def fitted(name: str, backbone: Backbone, task: FewShotTask, images: LabelledImages) -> Kalman:
-    method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
+def fitted(name: str, backbone: Backbone, task: FewShotTask, images: LabelledImages) -> Classifier:
+    method = make_classifier(backbone, dataclasses.replace(preset(name), seed=task.seed))
     method.fit(dataclasses.replace(task, train=images))
     return method
 
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
 
             @torch.no_grad()
             def ask(
-                method: Kalman, asked: LabelledImages = asked, activations: object = activations
+                method: Classifier, asked: LabelledImages = asked, activations: object = activations
             ) -> tuple[float, float]:
                 f = method.encoder.encode_images(activations).cpu()  # type: ignore[arg-type]
                 logits = backbone.logit_scale * f @ method.class_weights().mT

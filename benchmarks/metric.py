@@ -2,14 +2,13 @@ r"""Which power of the covariance within classes is the metric of the class resi
 
     python -m benchmarks.metric ../shared/data/{eurosat,pets,dtd37} --json results/metric.json
     python -m benchmarks.metric ../shared/data/{eurosat,pets,dtd37} --json results/metric-vitb16.json \
-        --model local-dir:vitb16 --precision bfloat16 --views 0
+        --model local-dir:vitb16 --precision bfloat16 --crops 0
 
 *Held out* is the mean log-probability of shots that were held out in turn, with the prior that was chosen: training
 shots only. Accuracy and NLL are measured on training images outside the shots. No test image is opened.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +16,7 @@ from rich.progress import track
 
 from benchmarks.development import cached_backbone, development, scores
 from benchmarks.table import Row, add_file, markdown, mean, only, read_rows, shots_head, values, write_rows
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig
+from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -40,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--views", type=int, default=ClassConfig().views)
+    parser.add_argument("--crops", type=int, default=ClassResidualsConfig().crops)
     parser.add_argument("--shots", nargs="+", type=int, default=[2, 4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     add_file(parser)
@@ -51,14 +50,15 @@ def main(arguments: list[str] | None = None) -> None:
     places = [(folder, k, seed) for folder in options.folders for k in options.shots for seed in options.seeds]
     for folder, k, seed in track(places, "fits", transient=True):
         task, rest = development(folder, k, seed)
-        config = KalmanConfig(classes=dataclasses.replace(ClassConfig(), views=options.views), seed=seed)
+        config = ClassResidualsConfig(crops=options.crops, seed=seed)
         for power in POWERS:
-            method = Kalman(backbone, config)
-            with patch("kalmanclip.methods.recollection._POWER", power):
+            method = ClassResiduals(backbone, config)
+            with patch("kalmanclip.methods.statistics._POWER", power):
                 method.fit(task)
-            assert method.classes is not None
-            std = method.classes.prior_std
-            held_out = min(method.classes.foreseen.items(), key=lambda known: abs(known[0] - (std or 0)))[1]
+            std = method.residuals.prior_std
+            held_out = min(
+                method.residuals.held_out_log_likelihood.items(), key=lambda known: abs(known[0] - (std or 0))
+            )[1]
             accuracy, nll = scores(method, rest)
             place = {"data": folder.name, "shots": k, "seed": seed, "power": power}
             rows.append({**place, "prior_std": std, "held_out": held_out, "accuracy": accuracy, "nll": nll})

@@ -523,7 +523,7 @@ OBSERVATION = [
                 "test_targets_of_a_whole_batch",
             ),
             "the likelihood's noise is not passed on": (
-                "if terms.has_covariance else None",
+                "if likelihood.has_covariance else None",
                 "if False else None",
                 "test_jacobian_of_the_whole_observation",
             ),
@@ -557,15 +557,15 @@ PREDICTION = [
                 "test_sets_by_hand",
             ),
             "one limit for all classes": (
-                "self.misfits[self.labels == c]",
-                "self.misfits",
+                "self.scores[self.labels == c]",
+                "self.scores",
                 "test_sets_by_hand",
             ),
-            "a penalty from the first rank on": ("FREE_RANKS = 5", "FREE_RANKS = 0", "test_misfits_by_hand"),
+            "a penalty from the first rank on": ("FREE_RANKS = 5", "FREE_RANKS = 0", "test_nonconformity_by_hand"),
         },
     ),
     *_group(
-        "prediction/decomposition.py",
+        "prediction/predictive.py",
         "tests/prediction/test_decomposition.py",
         {
             "all of the entropy is epistemic": (
@@ -574,8 +574,8 @@ PREDICTION = [
                 "",
             ),
             "rounding makes a part negative": (
-                "torch.minimum(average.entropy, total)",
-                "average.entropy",
+                "torch.minimum(self.entropy, total)",
+                "self.entropy",
                 "",
             ),
         },
@@ -585,20 +585,20 @@ PREDICTION = [
         "tests/prediction/test_decomposition.py",
         {
             "the parts are exchanged": (
-                "parts.aleatoric, parts.epistemic, mean, std)",
-                "parts.epistemic, parts.aleatoric, mean, std)",
+                "average.probabilities, parts.aleatoric, parts.epistemic)",
+                "average.probabilities, parts.epistemic, parts.aleatoric)",
                 "",
             ),
         },
     ),
     *_group(
-        "prediction/gaussian_softmax.py",
-        "tests/prediction/test_gaussian_softmax.py",
+        "prediction/predictive.py",
+        "tests/prediction/test_predictive.py",
         {
             "another probit constant": ("(1 + math.pi / 8 *", "(1 + math.pi / 4 *", ""),
-            "deviations are tempered like variances": (
-                "math.sqrt(temper) * self.shared",
-                "temper * self.shared",
+            "deviations are scaled like variances": (
+                "math.sqrt(scale) * self.shared",
+                "scale * self.shared",
                 "",
             ),
             "no mirror images": ("[self.mean + away, self.mean - away]", "[self.mean + away, self.mean + away]", ""),
@@ -610,19 +610,19 @@ PREDICTION = [
         },
     ),
     *_group(
-        "prediction/tempering.py",
-        "tests/prediction/test_tempering.py",
+        "prediction/temperature.py",
+        "tests/prediction/test_temperature.py",
         {
             "nothing is surprising": (" - (step / _SPREAD) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
             "the search goes up only": ("for direction in (-1, 1):", "for direction in (1,):", "test_the_search_ends"),
         },
     ),
     *_group(
-        "prediction/unknown.py",
-        "tests/prediction/test_unknown.py",
+        "prediction/ood.py",
+        "tests/prediction/test_ood.py",
         {
-            "the pull of two images fewer": (
-                "directions = F.normalize(sums + PULL * overall, dim=-1)",
+            "the shrinkage of two images fewer": (
+                "directions = F.normalize(sums + SHRINKAGE * overall, dim=-1)",
                 "directions = F.normalize(sums + overall, dim=-1)",
                 "test_the_score_is_its_definition",
             ),
@@ -666,7 +666,7 @@ ELSEWHERE = [
         {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "test_the_papers_settings_are_the_defaults")},
     ),
     *_group(
-        "methods/kalman_config.py",
+        "methods/kalman.py",
         "tests/methods/test_kalman.py",
         {
             "batches of 32": (
@@ -708,8 +708,8 @@ ELSEWHERE = [
         "tests/test_fusion.py",
         {
             "every site began with the common prior": (
-                "fused.filter.belief, [f.belief for f in own])",
-                "fused.filter.belief)",
+                "prior, [f.belief for f in own])",
+                "prior)",
                 "test_sites_whose_priors_are_ten_times_apart",
             ),
             "the arithmetic mean of the priors": (
@@ -724,14 +724,14 @@ ELSEWHERE = [
                 "test_residuals_of_sites_whose_priors_are_ten_times_apart",
             ),
             "small sites count like large ones": (
-                "images = [float(memory.count.sum()) for memory in known]",
-                "images = [1.0 for memory in known]",
+                "images = [float(statistics.count.sum()) for statistics in known]",
+                "images = [1.0 for statistics in known]",
                 "test_residuals_of_sites_whose_priors_are_ten_times_apart",
             ),
         },
     ),
     *_group(
-        "methods/recollection.py",
+        "methods/statistics.py",
         "tests/methods/test_stream.py",
         {
             "the metric's exponent": (
@@ -747,19 +747,19 @@ ELSEWHERE = [
         },
     ),
     *_group(
-        "methods/classes.py",
-        "tests/methods/test_classes.py",
+        "methods/residuals.py",
+        "tests/methods/test_class_residuals.py",
         {
             "the metric of a fold has seen what is held out": (
-                "Recollection.of(fold.views, fold.labels, len(whole.names)).metric()",
-                "Recollection.of(torch.cat([fold.views, fold.held_views]), "
+                "ClassStatistics.of(fold.crops, fold.labels, len(whole.names)).metric()",
+                "ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
                 "torch.cat([fold.labels, fold.held_labels]), len(whole.names)).metric()",
                 "test_the_choice_never_sees_an_image_that_is_held_out",
             ),
         },
     ),
     *_group(
-        "encoders/tangents.py",
+        "encoders/jvp.py",
         "tests/methods/test_kalman.py",
         {
             "texts move without their gain": (
@@ -775,7 +775,7 @@ ELSEWHERE = [
         },
     ),
     *_group(
-        "methods/coop.py",
+        "methods/baselines/coop.py",
         "tests/methods/test_oracles.py",
         {"four context tokens": ("context: int = 16", "context: int = 4", "test_the_published_context")},
     ),

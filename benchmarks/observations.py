@@ -79,7 +79,6 @@ def main(arguments: list[str] | None = None) -> None:
         for placement, low_rank in PLACEMENTS.items():
             for prior in track(PRIORS, f"{name}, {low_rank.placement}", transient=True):
                 config = KalmanConfig(
-                    parameters=("low_rank",),
                     low_rank=low_rank,
                     observation=name,
                     prior_std=prior,

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.development import development
 from kalmanclip.data import read_folder
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
-from kalmanclip.methods import Kalman, preset
+from kalmanclip.methods import make_classifier, preset
 
 COLUMNS = ("float32", "bfloat16", "difference", "standard error", "NLL float32", "NLL bfloat16", "other answers")
 
@@ -29,7 +29,7 @@ COLUMNS = ("float32", "bfloat16", "difference", "standard error", "NLL float32",
 def answers(backbone: Backbone, name: str, folder: Path, shots: int, seed: int) -> tuple[Tensor, Tensor]:
     """Logits (N, C) of the test images by a fitted method, and their labels (N,)."""
     task, _ = development(folder, shots, seed)
-    method = Kalman(backbone, replace(preset(name), seed=seed))
+    method = make_classifier(backbone, replace(preset(name), seed=seed))
     method.fit(task)
     test = read_folder(folder / "test", task.class_names)
     return method.logits(test.sources), torch.tensor(test.labels)

@@ -26,9 +26,8 @@ from benchmarks.fit import make_pictures
 from benchmarks.measure import Options, Row, main, row, seconds
 from kalmanclip import KalmanCLIP
 from kalmanclip.encoders import Backbone, load_backbone
-from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.features import ENCODE_BATCH
-from kalmanclip.methods.predictive import linearised
+from kalmanclip.encoders.features import ENCODE_BATCH
+from kalmanclip.methods import ClassResiduals, Kalman, make_classifier, preset
 from kalmanclip.prediction import expected_softmax
 
 BATCH, CLASSES, FILES = 16, 37, 64
@@ -64,18 +63,19 @@ def rows(options: Options) -> list[Row]:
 
 def contestants(backbone: Backbone, name: str, batch: int) -> dict[str, Callable[[], object]]:
     """The bare image tower, a plain prediction and a linearised one."""
-    method = Kalman(backbone, preset(name))
+    method = make_classifier(backbone, preset(name))
     method.set_classes([f"number {i:04d}" for i in range(CLASSES)], TEMPLATES)
     encoder, size = method.encoder, backbone.image_size
     pictures = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     pictures = pictures.to(backbone.device, backbone.dtype)
-    if method.classes is None:
+    if isinstance(method, Kalman):
         method.filter = method.begin(1e-8)
-    else:
-        features = encoder.encode_images(encoder.image.prefix(pictures)).detach().unsqueeze(1)
-        method.classes.learn(features, torch.arange(batch, device=backbone.device) % CLASSES)
+    elif isinstance(method, ClassResiduals):
+        crops = encoder.encode_images(encoder.image.prefix(pictures)).detach().unsqueeze(1)
+        crops = crops.expand(-1, len(method.config.weights), -1)
+        method.residuals.learn(crops, torch.arange(batch, device=backbone.device) % CLASSES)
     with torch.no_grad():
-        score, gaussian = method._scorer(encoder), linearised(method)
+        score, gaussian = method._scorer(), method.linearized()
 
     @torch.no_grad()
     def bare() -> Tensor:

@@ -29,9 +29,11 @@ from benchmarks.development import cached_backbone, development
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import Backbone
-from kalmanclip.methods import Kalman, preset, silent
-from kalmanclip.methods.features import activation_store, labels_of
-from kalmanclip.methods.training import Recipe, steps_of, train
+from kalmanclip.encoders.features import activation_store, crop_features
+from kalmanclip.methods import Classifier as Method
+from kalmanclip.methods import ClassResiduals, Kalman, make_classifier, preset, silent
+from kalmanclip.methods.base import labels_of
+from kalmanclip.methods.baselines.training import Recipe, steps_of, train
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 EPOCHS = 50
@@ -39,7 +41,7 @@ LOW_RANK_EPOCHS = 20
 
 DEFAULT, JOINT = "partial_fit, default", "joint fit, default"
 
-Classifier = tuple[Kalman, Tensor]
+Classifier = tuple[Method, Tensor]
 """A method, whose encoder embeds images, and the class weights (C, d) to compare them with."""
 
 
@@ -59,7 +61,7 @@ def groups_of(task: FewShotTask, steps: int) -> list[LabelledImages]:
 
 def filtered(name: str, backbone: Backbone, task: FewShotTask, groups: list[LabelledImages]) -> Iterator[Classifier]:
     """`partial_fit` with a preset."""
-    method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
+    method = make_classifier(backbone, dataclasses.replace(preset(name), seed=task.seed))
     for group in groups:
         method.update(group, method.config.passes, templates=task.templates)
         yield method, method.class_weights()
@@ -70,14 +72,14 @@ def joint(backbone: Backbone, task: FewShotTask, groups: list[LabelledImages]) -
     for number, group in enumerate(groups, start=1):
         sources = [source for shown in groups[:number] for source in shown.sources]
         labels = [label for shown in groups[:number] for label in shown.labels]
-        method = Kalman(backbone, dataclasses.replace(preset("default"), seed=task.seed))
+        method = ClassResiduals(backbone, dataclasses.replace(preset("default"), seed=task.seed))
         images = LabelledImages(sources, labels, group.class_names)
         method.fit(FewShotTask(images, templates=task.templates, seed=task.seed))
         yield method, method.class_weights()
 
 
 def zero_shot(backbone: Backbone, task: FewShotTask, groups: list[LabelledImages]) -> Iterator[Classifier]:
-    method = Kalman(backbone, preset("default"))
+    method = ClassResiduals(backbone, preset("default"))
     for group in groups:
         method.set_classes(group.class_names, task.templates)
         yield method, method.class_weights()
@@ -87,13 +89,13 @@ def adamw_classes(
     rate: float, backbone: Backbone, task: FewShotTask, groups: list[LabelledImages]
 ) -> Iterator[Classifier]:
     """Class weights, from the texts on, on the crops that the filter sees."""
-    method = Kalman(backbone, dataclasses.replace(preset("default"), seed=task.seed))
+    method = ClassResiduals(backbone, dataclasses.replace(preset("default"), seed=task.seed))
     W = torch.empty(0, backbone.width, device=backbone.device)
     for group in groups:
         method.set_classes(group.class_names, task.templates)
         T = method.class_weights().to(W)
-        views = method._views(group.sources, silent)
-        f, y = views.flatten(0, 1), labels_of(group, W.device).repeat_interleave(views.shape[1])
+        crops = crop_features(method.encoder, group.sources, method.config, method.config.seed)
+        f, y = crops.flatten(0, 1), labels_of(group, W.device).repeat_interleave(crops.shape[1])
         W = torch.cat([W, T[len(W) :]]).requires_grad_()
 
         def loss(i: Tensor, _: int, W: Tensor = W, f: Tensor = f, y: Tensor = y) -> Tensor:

@@ -21,7 +21,16 @@ from benchmarks.development import cached_backbone, development, scores
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, values, write_rows
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone, LowRankConfig
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, preset
+from kalmanclip.methods import (
+    Classifier,
+    ClassResidualsConfig,
+    JointConfig,
+    KalmanConfig,
+    MethodConfig,
+    make_classifier,
+    preset,
+    replaced,
+)
 from kalmanclip.observation import LIKELIHOODS
 
 PLAIN = "prior the same in all directions"
@@ -55,32 +64,29 @@ def _text(rows: list[Row]) -> str:
     return "{:.3f} / {:.1f} / {:.3f}".format(*(mean(rows, measure) for measure in MEASURES))
 
 
-def configurations() -> dict[str, KalmanConfig]:
+def configurations() -> dict[str, MethodConfig]:
     default, head, towers = preset("default"), preset("head"), preset("paper")
 
-    def residuals(**options: object) -> KalmanConfig:
-        return dataclasses.replace(default, classes=dataclasses.replace(ClassConfig(), **options))  # type: ignore[arg-type]
-
-    def alpha(value: float) -> KalmanConfig:
-        return dataclasses.replace(default, filter=dataclasses.replace(default.filter, alpha=value))
+    def residuals(**options: object) -> ClassResidualsConfig:
+        return dataclasses.replace(ClassResidualsConfig(), **options)  # type: ignore[arg-type]
 
     return {
         "default": default,
-        "no crops": residuals(views=0),
+        "no crops": residuals(crops=0),
         "crops count as much as the centre": residuals(centre_weight=1 / 6),
         "small crops too (area 0.08 to 1)": residuals(crop_scale=(0.08, 1.0)),
-        "ten crops": residuals(views=10),
+        "ten crops": residuals(crops=10),
         PLAIN: default,
         "text's share fixed": residuals(gain_std=1e-3),
         "prior std 0.05": residuals(prior_std=0.05),
         "prior std 0.14": residuals(prior_std=0.14),
         "prior std 0.5": residuals(prior_std=0.5),
-        "alpha 0": alpha(0.0),
-        "alpha 1": alpha(1.0),
+        "alpha 0": residuals(alpha=0.0),
+        "alpha 1": residuals(alpha=1.0),
         "low-rank head": head,
         "low-rank towers": towers,
-        "low-rank head, then residuals": dataclasses.replace(head, parameters=("low_rank", "classes")),
-        "low-rank towers, then residuals": dataclasses.replace(towers, parameters=("low_rank", "classes")),
+        "low-rank head, then residuals": JointConfig(head),
+        "low-rank towers, then residuals": JointConfig(towers),
         "low-rank towers, matched pairs": preset("paper-literal"),
     }
 
@@ -117,13 +123,13 @@ def low_rank_configurations() -> dict[str, KalmanConfig]:
     }
 
 
-def fitted(backbone: Backbone, config: KalmanConfig, task: FewShotTask) -> Kalman:
-    method = Kalman(backbone, dataclasses.replace(config, seed=task.seed))
+def fitted(backbone: Backbone, config: MethodConfig, task: FewShotTask) -> Classifier:
+    method = make_classifier(backbone, replaced(config, seed=task.seed))
     method.fit(task)
     return method
 
 
-def foreseen(backbone: Backbone, config: KalmanConfig, task: FewShotTask, folds: int) -> float:
+def foreseen(backbone: Backbone, config: MethodConfig, task: FewShotTask, folds: int) -> float:
     """Mean log-probability of the training images, each predicted from the other folds."""
     seen: dict[int, int] = {}
     fold = []
@@ -155,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = {name: config for name, config in rows_of().items() if not options.only or name in options.only}
     rows: list[Row] = []
     for name, config in track(chosen.items(), "configurations", transient=True):
-        with patch("kalmanclip.methods.recollection._POWER", 0.0) if name == PLAIN else nullcontext():
+        with patch("kalmanclip.methods.statistics._POWER", 0.0) if name == PLAIN else nullcontext():
             for place in options.folders:
                 for seed in options.seeds:
                     task, rest = development(place, options.shots, seed)

@@ -11,7 +11,7 @@ read from the records in results/comparison.jsonl, made on the same shots and te
 *Least ECE* is what the same probabilities would show on average if they were exactly right: with a few hundred images
 in 15 bins no method can be expected to get below it.
 
-With ``--development`` images are predicted that are neither shots nor test images, and the rows are temperings of the
+With ``--development`` images are predicted that are neither shots nor test images, and the rows are scales of the
 covariance: where the typical values were chosen.
 """
 
@@ -32,8 +32,7 @@ from kalmanclip.encoders import Backbone
 from kalmanclip.experiments.aggregate import places_of
 from kalmanclip.experiments.render import Measure
 from kalmanclip.experiments.report import Column, make_table
-from kalmanclip.methods import Kalman, preset
-from kalmanclip.methods.predictive import linearised
+from kalmanclip.methods import make_classifier, preset
 from kalmanclip.metrics import expected_calibration_error, summarise
 from kalmanclip.prediction import expected_softmax, mean_field
 
@@ -124,7 +123,7 @@ def measured(probabilities: torch.Tensor, labels: np.ndarray) -> Row:
     return {**{name: numbers[name] for name in MEASURES}, "least_ece": least}
 
 
-TEMPERS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
+SCALES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def task_of(folder: Path, shots: int, seed: int) -> FewShotTask:
@@ -141,16 +140,15 @@ def development_task(folder: Path, shots: int, seed: int) -> FewShotTask:
     return dataclasses.replace(task, test=rest)
 
 
-def tempered(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, Row]:
+def by_scale(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, Row]:
     """What the preset measures by how much of its covariance it averages over."""
     assert task.test is not None
-    method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
+    method = make_classifier(backbone, dataclasses.replace(preset(name), seed=task.seed))
     method.fit(dataclasses.replace(task, test=None))
-    with torch.no_grad():
-        parts = method._each_batch(task.test.sources, linearised(method, temper=False), lambda *_: None)
+    parts = method.linearized_batches(task.test.sources, scaled=False)
     labels, found = np.asarray(task.test.labels), {}
-    for t in (0.0, *TEMPERS):
-        p = torch.cat([expected_softmax(part.tempered(t)).probabilities for part in parts]).cpu()
+    for t in (0.0, *SCALES):
+        p = torch.cat([expected_softmax(part.scaled(t)).probabilities for part in parts]).cpu()
         found[f"ours, t = {t:g}"] = measured(p, labels)
     return found
 
@@ -158,15 +156,14 @@ def tempered(backbone: Backbone, task: FewShotTask, name: str) -> dict[str, Row]
 def ours(backbone: Backbone, task: FewShotTask, name: str, samples: int) -> dict[str, Row]:
     """What the preset measures on the test images, by how it predicts."""
     assert task.test is not None
-    method = Kalman(backbone, dataclasses.replace(preset(name), seed=task.seed))
+    method = make_classifier(backbone, dataclasses.replace(preset(name), seed=task.seed))
     method.fit(dataclasses.replace(task, test=None, validation=None))
     images, labels = task.test.sources, np.asarray(task.test.labels)
     found = {
-        how: measured(method.predict_distribution(images, how, samples).probabilities, labels)
+        how: measured(method.predict(images, how=how, samples=samples).probabilities, labels)
         for how in ("mean", "linearised", "sampled")
     }
-    with torch.no_grad():
-        parts = method._each_batch(images, linearised(method), lambda *_: None)
+    parts = method.linearized_batches(images)
     found["mean field"] = measured(torch.cat([mean_field(part) for part in parts]).cpu(), labels)
     return found
 
@@ -178,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--development", action="store_true", help="training images outside the shots, by tempering")
+    parser.add_argument("--development", action="store_true", help="training images outside the shots, by scale")
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone("tiny")
@@ -186,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     cells = [(place, k, seed) for place in options.folders for k in options.shots for seed in options.seeds]
     for place, k, seed in track(cells, "fits", transient=True):
         if options.development:
-            found = tempered(backbone, development_task(place, k, seed), options.preset)
+            found = by_scale(backbone, development_task(place, k, seed), options.preset)
         else:
             found = ours(backbone, task_of(place, k, seed), options.preset, options.samples)
         rows += [{"how": how, "data": place.name, "shots": k, "seed": seed, **row} for how, row in found.items()]

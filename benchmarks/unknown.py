@@ -25,12 +25,12 @@ from benchmarks.development import MOST_SHOTS, TEMPLATES, cached_backbone
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, shots_head, span, values, write_rows
 from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.data.corruptions import corrupted
-from kalmanclip.encoders import Backbone
-from kalmanclip.methods import Kalman, KalmanConfig
-from kalmanclip.methods.features import image_features
+from kalmanclip.encoders import Backbone, DualEncoder
+from kalmanclip.encoders.features import image_features
+from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
 from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
+from kalmanclip.prediction import FALSE_ALARMS, OODDetector
 from kalmanclip.prediction.conformal import KINDS, Calibration
-from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages
 
 PARTS = {"pacs": ("photo_train", "photo_test")}
 CORRUPTIONS = ("gaussian_noise:5", "fog:5", "defocus_blur:5", "contrast:5", "pixelate:5", "snow:3")
@@ -156,28 +156,26 @@ def read(root: Path, name: str, part: str, backbone: Backbone, damages: Sequence
     spoilt = {}
     for damage in damages:
         kind, _, level = damage.partition(":")
-        spoilt[damage] = image_features(backbone, corrupted(inside, kind, int(level)).sources)
-    return DataSet(name, train, folder, inside, image_features(backbone, inside.sources), spoilt)
+        spoilt[damage] = image_features(DualEncoder(backbone), corrupted(inside, kind, int(level)).sources)
+    return DataSet(name, train, folder, inside, image_features(DualEncoder(backbone), inside.sources), spoilt)
 
 
-def fitted(backbone: Backbone, task: FewShotTask) -> tuple[Kalman, KnownImages]:
-    method = Kalman(backbone, KalmanConfig(seed=task.seed))
+def fitted(backbone: Backbone, task: FewShotTask) -> tuple[ClassResiduals, OODDetector]:
+    method = ClassResiduals(backbone, ClassResidualsConfig(seed=task.seed))
     method.fit(task)
-    assert method.classes is not None
-    assert method.classes.T is not None
-    f = image_features(backbone, task.train.sources)
+    assert method.residuals.T is not None
+    f = image_features(DualEncoder(backbone), task.train.sources)
     labels = torch.tensor(task.train.labels, device=f.device)
-    return method, KnownImages.of(f, labels, method.classes.T, [""] * len(labels))
+    return method, OODDetector.of(f, labels, method.residuals.T, [""] * len(labels))
 
 
-def scores(method: Kalman, known: KnownImages, f: Tensor) -> dict[str, np.ndarray]:
+def scores(method: ClassResiduals, known: OODDetector, f: Tensor) -> dict[str, np.ndarray]:
     """By name, larger for familiar images."""
-    assert method.classes is not None
     with torch.no_grad():
         return {
-            "familiarity": known.score(f).cpu().numpy(),
+            "familiarity": -known.score(f).cpu().numpy(),
             "MCM": maximum_softmax((f @ known.texts.mT).cpu()),
-            "softmax": maximum_softmax(method.classes.logits(f).cpu()),
+            "softmax": maximum_softmax(method.residuals.logits(f).cpu()),
         }
 
 
@@ -202,8 +200,8 @@ def measure(
                 row |= {f"FPR95 {s}": 100 * fpr_at_tpr(inside[s], theirs[s]) for s in SCORES}
                 found.append({"kind": "detection", **run, "unknown": name, **row})
                 if ":" not in name:
-                    flagged.append(float((theirs["familiarity"] < threshold.value).mean()))
-            false = float((inside["familiarity"] < threshold.value).mean())
+                    flagged.append(float((theirs["familiarity"] < -threshold.value).mean()))
+            false = float((inside["familiarity"] < -threshold.value).mean())
             row = {"false alarms": 100 * false, "marked": 100 * float(np.mean(flagged)), "counted": threshold.counted}
             found.append({"kind": "alarms", **run, **row})
     return found
@@ -223,12 +221,11 @@ def measure_sets(sets: list[DataSet], seeds: Sequence[int], part: str, backbone:
             held = task.train.subset(i for i, p in enumerate(place) if p >= MOST_SHOTS - CALIBRATION)
             kept = task.train.subset(i for i, p in enumerate(place) if p < MOST_SHOTS - CALIBRATION)
             method, _ = fitted(backbone, dataclasses.replace(task, train=kept))
-            assert method.classes is not None
             rows = own.familiar(part, seed)
             with torch.no_grad():
                 before, after = (
-                    method.classes.logits(f).softmax(dim=1).cpu().numpy()
-                    for f in (image_features(backbone, held.sources), own.features[rows])
+                    method.residuals.logits(f).softmax(dim=1).cpu().numpy()
+                    for f in (image_features(DualEncoder(backbone), held.sources), own.features[rows])
                 )
             labels = np.array(own.inside.labels)[rows]
             row: Row = {"kind": "conformal", "data": own.name, "classes": len(own.train.class_names), "seed": seed}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kalmanclip.prediction.unknown import FALSE_ALARMS
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -17,7 +18,6 @@ from kalmanclip.cli.evaluate import evaluate
 from kalmanclip.cli.predict import predict
 from kalmanclip.data import read_folder
 from kalmanclip.errors import AdapterError, ConfigError, DataError
-from kalmanclip.prediction.unknown import FALSE_ALARMS
 
 runner = CliRunner()
 

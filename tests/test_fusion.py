@@ -11,14 +11,14 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.data import read_folder
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, preset
+from kalmanclip.methods import ClassResidualsConfig, JointConfig, Kalman, preset
 from kalmanclip.methods.fusion import fuse_methods
 
 from .conftest import shape_picture
 
 SHAPES = ("circle", "square", "triangle")
 QUICK = {
-    "default": KalmanConfig(classes=ClassConfig(views=2)),
+    "default": ClassResidualsConfig(crops=2),
     "head": dataclasses.replace(preset("head"), epochs=1, low_rank=LowRankConfig(rank=2)),
 }
 every_kind = pytest.mark.parametrize("kind", QUICK)
@@ -64,7 +64,7 @@ def test_fused_knows_what_both_know(tiny, pictures, kind, tmp_path):
 
 
 def test_fused_halves_are_nearly_the_joint_fit(tiny, pictures):
-    config = {"classes": ClassConfig(views=2, prior_std=0.15)}
+    config = {"prior_std": 0.15}
     first, second = (site(tiny, pictures[name], **config) for name in ("first", "second"))
     both = [pictures["first"][i] + pictures["second"][i] for i in (0, 1)]
     joint = site(tiny, both, **config)
@@ -72,9 +72,9 @@ def test_fused_halves_are_nearly_the_joint_fit(tiny, pictures):
     ask = pictures["test"][0]
     apart = [abs(clf.predict_proba(ask) - joint.predict_proba(ask)).mean() for clf in (fused, first, second)]
     assert apart[0] < 0.5 * min(apart[1:])
-    assert fused.method.classes.prior_std == pytest.approx(0.15)
-    torch.testing.assert_close(fused.method.classes.root, joint.method.classes.root, rtol=1e-3, atol=1e-4)
-    assert fused.method.classes.recollection.count.tolist() == [8, 8, 8]
+    assert fused.method.residuals.prior_std == pytest.approx(0.15)
+    torch.testing.assert_close(fused.method.residuals.root, joint.method.residuals.root, rtol=1e-3, atol=1e-4)
+    assert fused.method.residuals.statistics.count.tolist() == [8, 8, 8]
 
 
 def test_sites_with_different_classes(tiny, pictures):
@@ -83,7 +83,7 @@ def test_sites_with_different_classes(tiny, pictures):
     there = site(tiny, only(pictures["first"], "triangle", "square"))
     fused = KalmanCLIP.fuse([here, there])
     assert fused.classes_ == ["circle", "square", "triangle"]
-    assert fused.method.classes.recollection.count.tolist() == [4, 8, 4]
+    assert fused.method.residuals.statistics.count.tolist() == [4, 8, 4]
     zero_shot = KalmanCLIP(tiny).set_classes(fused.classes_)
     assert fused.score(*pictures["test"]) > zero_shot.score(*pictures["test"])
     swapped = KalmanCLIP.fuse([there, here])
@@ -137,11 +137,11 @@ def test_sites_whose_priors_are_ten_times_apart(tiny, pictures):
 def test_residuals_of_sites_whose_priors_are_ten_times_apart(tiny, pictures):
     """Twelve images with 0.05 and six with 0.5: the geometric mean, by images."""
     few = tuple(values[::2] for values in pictures["second"])
-    first = site(tiny, pictures["first"], classes=ClassConfig(views=2, prior_std=0.05))
-    second = site(tiny, few, classes=ClassConfig(views=2, prior_std=0.5))
+    first = site(tiny, pictures["first"], prior_std=0.05)
+    second = site(tiny, few, prior_std=0.5)
     assert [len(pictures["first"][0]), len(few[0])] == [12, 6]
     fused = KalmanCLIP.fuse([first, second])
-    assert fused.method.classes.prior_std == pytest.approx(0.05 * 10 ** (1 / 3))
+    assert fused.method.residuals.prior_std == pytest.approx(0.05 * 10 ** (1 / 3))
 
 
 def test_what_must_agree(tiny, pictures):
@@ -149,9 +149,9 @@ def test_what_must_agree(tiny, pictures):
     default = site(tiny, few)
     head = site(tiny, few, "head")
     for other, what in [
-        (head, "parameters"),
+        (head, "method"),
         (KalmanCLIP(tiny, QUICK["default"], templates=["{}"]).partial_fit(*few), "templates"),
-        (site(tiny, few, classes=ClassConfig(views=0, gain_std=0.1)), "gain_std"),
+        (site(tiny, few, crops=0, gain_std=0.1), "gain_std"),
     ]:
         with pytest.raises(ConfigError, match=f"agree in the {what}.*classifier 2"):
             KalmanCLIP.fuse([default, other])
@@ -165,7 +165,7 @@ def test_what_must_agree(tiny, pictures):
         KalmanCLIP.fuse([default, KalmanCLIP(tiny, QUICK["default"], templates=default.templates)])
     with pytest.raises(ConfigError, match="at least one"):
         KalmanCLIP.fuse([])
-    both = site(tiny, few, "head", parameters=("low_rank", "classes"))
+    both = KalmanCLIP(tiny, JointConfig(QUICK["head"], QUICK["default"])).partial_fit(*few)
     with pytest.raises(ConfigError, match="one of the two"):
         KalmanCLIP.fuse([both, both])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,11 +28,10 @@ from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
-from kalmanclip.methods import Kalman, KalmanConfig, LogitBelief, Progress, refuse_idle, replaced, silent
+from kalmanclip.methods import MethodConfig, Progress, make_classifier, replaced, silent
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.fusion import fuse_methods
-from kalmanclip.prediction import SAMPLES, Prediction
-from kalmanclip.prediction.unknown import FALSE_ALARMS
+from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, LogitGaussian, Prediction
 
 Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
 """A folder, labelled images, or a list of paths, PIL images or arrays."""
@@ -60,13 +58,13 @@ class KalmanCLIP:
             What is learned is float32 in any case. Of a loaded backbone, leave it out.
         ranks: processes that fit together, each with a `KalmanCLIP` of its own; None: this one alone. See
             `kalmanclip.filtering.accelerated.distributed.join_ranks`.
-        **options: single options of `KalmanConfig`, e.g. ``seed=1``.
+        **options: single options of the preset's method, e.g. ``seed=1``.
     """
 
     def __init__(
         self,
         model: str | Backbone = "tiny",
-        config: KalmanConfig | None = None,
+        config: MethodConfig | None = None,
         *,
         preset: str | None = None,
         templates: Sequence[str] = DEFAULT_TEMPLATES,
@@ -77,19 +75,14 @@ class KalmanCLIP:
     ) -> None:
         if config is not None and preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
-        try:
-            self.config = replaced(config or find_preset("default" if preset is None else preset), **options)
-        except TypeError as problem:
-            known = ", ".join(f.name for f in dataclasses.fields(KalmanConfig))
-            raise ConfigError(f"{problem}. Known options: {known}.") from problem
-        refuse_idle(options, self.config)
+        self.config: MethodConfig = replaced(config or find_preset("default" if preset is None else preset), **options)
         self.templates = validate_templates(templates)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if not isinstance(model, Backbone):
             model = load_backbone(model, device, "float32" if precision is None else precision)
         elif precision not in (None, model.precision):
             raise ConfigError(f"The backbone is loaded already, in {model.precision}: leave precision out.")
-        self.method = Kalman(model, self.config, ranks)
+        self.method = make_classifier(model, self.config, ranks)
         self.notes: dict[str, Any] = {}
 
     @property
@@ -146,7 +139,7 @@ class KalmanCLIP:
         Args:
             images: as in `fit`, of the known classes.
             labels: as in `fit`.
-            kind: of the misfit, one of `kalmanclip.prediction.conformal.KINDS`.
+            kind: of the nonconformity score, one of `kalmanclip.prediction.conformal.KINDS`.
             progress: called as ``progress(stage, done, total)``.
         """
         self.method.calibrate(_labelled(images, labels, self.classes_), kind, progress)
@@ -166,8 +159,8 @@ class KalmanCLIP:
 
         Low-rank parameters are filtered on: their posterior so far is the prior now; under class residuals they stay as
         they are. Class residuals (the default) are
-        fitted again from the prior, over the new images and over pseudo-images drawn from the sums that stand for the
-        old ones; see `kalmanclip.methods.recollection`. Classes not seen before are added; one class alone is enough.
+        fitted again from the prior, over the new images and over pseudo-images drawn from the statistics of the
+        old ones; see `kalmanclip.methods.statistics`. Classes not seen before are added; one class alone is enough.
         Without `fit` before it, it starts from the prior.
         """
         if isinstance(images, LabelledImages):  # its numbers count in its own names
@@ -190,11 +183,13 @@ class KalmanCLIP:
 
         Args:
             images: as in `predict`.
-            how: 'linearised', 'sampled' or 'mean'; see `Kalman.predict_distribution`.
+            how: 'linearised', 'sampled' or 'mean'; see `Classifier.predict`.
             samples: draws.
             progress: called as ``progress(stage, done, total)``.
         """
-        return self.method.predict_distribution(_sources(images), how, samples, progress)
+        if not self.method.fitted:
+            raise ConfigError("There is no belief yet: call fit first.")
+        return self.method.predict(_sources(images), how=how, samples=samples, progress=progress)
 
     def predict(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
         """The most probable class name of each image, (N,)."""
@@ -224,8 +219,13 @@ class KalmanCLIP:
         return [[self.classes_[c] for c in ranks if members[c]] for ranks, members in zip(order, inside, strict=True)]
 
     def familiarity(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
-        """How much images are like what was learned from, (N,); see `kalmanclip.prediction.unknown`."""
-        return self.method.logits_and_familiarity(_sources(images), progress)[1].numpy()
+        """How much images are like what was learned from, (N,); see `kalmanclip.prediction.ood`."""
+        score = self.method.predict(_sources(images), how="mean", progress=progress).ood_score
+        if score is None:
+            raise ConfigError(
+                "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default')."
+            )
+        return -score.numpy()
 
     def unknown(self, images: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
         """Whether images show nothing that was learned, (N,) of truth values.
@@ -236,12 +236,17 @@ class KalmanCLIP:
             progress: called as ``progress(stage, done, total)``.
         """
         scores = self.familiarity(images, progress=progress)
-        assert self.method.known is not None
-        return np.asarray(scores < self.method.known.threshold(false_alarms).value)
+        assert self.method.ood is not None
+        return np.asarray(scores < -self.method.ood.threshold(false_alarms).value)
 
-    def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitBelief:
+    def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitGaussian:
         """Mean and standard deviation (N, C) of the logits under the belief."""
-        return self.method.logit_belief(_sources(images), progress)
+        batches = self.method.linearized_batches(_sources(images), scaled=False, progress=progress)
+        if not batches:
+            empty = torch.empty(0, len(self.classes_))
+            return LogitGaussian(empty, empty)
+        mean, std = torch.cat([b.mean for b in batches]), torch.cat([b.std for b in batches])
+        return LogitGaussian(mean.cpu(), std.square().cpu())
 
     def score(self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent) -> float:
         """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
@@ -298,7 +303,7 @@ class KalmanCLIP:
 
         Class residuals are not part of the towers; `class_weights` has them.
         """
-        return self.method.encoder.merged()
+        return self.method.merged()
 
     def class_weights(self) -> torch.Tensor:
         """The classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""

@@ -19,11 +19,11 @@ from torch import Tensor
 from kalmanclip.data import CaptionedImages, FewShotTask, index_pairs, task_from_pairs
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.pairs import CAPTION_TEMPLATES
-from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
+from kalmanclip.encoders import Backbone, DualEncoder
+from kalmanclip.encoders.features import frozen_activations
 from kalmanclip.errors import DataError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.methods import KalmanConfig, Progress, preset, silent
-from kalmanclip.methods.features import frozen_activations
 from kalmanclip.metrics import RetrievalRecall, embedding_recall
 
 RECALL_AT = (1, 5, 10)
@@ -131,12 +131,11 @@ def measure_recall(
     if not len(pairs):
         raise DataError("There are no pairs to measure on.")
     if isinstance(model, KalmanCLIP):
-        low_rank = model.config.low_rank
-        encoders = [DualEncoder(model.backbone, low_rank)]  # its corrections are zero: the model as it is
-        if model.method.filter is not None:
+        encoders = [DualEncoder(model.backbone, model.method.encoder.config)]  # its corrections are zero
+        if model.method.fitted and model.method.encoder.n:
             encoders.append(model.method.encoder)
     else:
-        encoders = [DualEncoder(model, LowRankConfig())]
+        encoders = [DualEncoder(model)]
     index = index_pairs(pairs)
     texts = embed_texts(encoders, index.texts, progress)
     images = embed_images(encoders, index.sources, progress)
@@ -151,13 +150,10 @@ def embed_images(
     encoders: Sequence[DualEncoder], sources: Iterable[ImageSource], progress: Progress = silent
 ) -> list[Tensor]:
     """Unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
-    listed, done = list(sources), 0
     rows: list[list[Tensor]] = [[] for _ in encoders]
-    for activations in frozen_activations(encoders[0], listed):
+    for activations in frozen_activations(encoders[0], list(sources), progress):
         for column, encoder in zip(rows, encoders, strict=True):
             column.append(encoder.encode_images(activations).float().cpu())
-        done += len(activations[0])
-        progress("reading images", done, len(listed))
     return [torch.cat(column) for column in rows]
 
 

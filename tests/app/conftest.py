@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
+from kalmanclip.methods.classes import ClassConfig
 from tests.conftest import shape_picture
 
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.methods.classes import ClassConfig
 
 SHAPES = ("circle", "square", "triangle")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kalmanclip.methods.classes import ClassConfig
 from PIL import Image
 from tests.conftest import shape_picture
 from typer.testing import CliRunner
@@ -29,7 +30,6 @@ from kalmanclip.cli import app as program
 from kalmanclip.data import read_folder
 from kalmanclip.errors import AdapterError, ConfigError, DataError, ImageError
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.methods.classes import ClassConfig
 from kalmanclip.prediction import Averaged, Prediction
 
 

@@ -8,8 +8,8 @@ import torch
 
 from kalmanclip import memory
 from kalmanclip.data import FewShotTask, from_lists
-from kalmanclip.encoders import cache, towers
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders import features, towers
+from kalmanclip.encoders.features import ActivationStore
 from kalmanclip.methods import Kalman, preset
 
 COUNT = 7
@@ -54,7 +54,7 @@ def test_beyond_the_limit_they_are_encoded_again():
 
 @pytest.mark.parametrize(("free", "kept"), [(2 * COUNT * 24, True), (2 * COUNT * 24 - 2, False)])
 def test_they_may_take_half_of_what_is_free(free, kept, monkeypatch):
-    monkeypatch.setattr(cache, "free_bytes", lambda device: free)
+    monkeypatch.setattr(features, "free_bytes", lambda device: free)
     assert bool(filled(None)[2]) == kept
 
 
@@ -70,7 +70,7 @@ def test_what_the_device_has_no_room_for_lies_in_the_computers_memory(monkeypatc
             for batch in super().__call__(positions):
                 yield tuple(t.to("meta") for t in batch)
 
-    monkeypatch.setattr(cache, "free_bytes", free)
+    monkeypatch.setattr(features, "free_bytes", free)
     store = ActivationStore(Elsewhere(), COUNT)
     kept = store._allocated(next(Elsewhere()(range(COUNT))))
     assert asked == ["meta", "cpu"]
@@ -100,7 +100,7 @@ def test_a_fit_runs_the_frozen_parts_once_per_image_and_prompt(name, tiny, monke
     method.fit(task)
     assert len(method.history) == 9
     assert sorted(n for rows in seen for n in rows) == [6, 9]
-    monkeypatch.setattr(cache, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(features, "free_bytes", lambda device: 0)
     again = Kalman(tiny, method.config)
     again.fit(task)
     assert sum(n for rows in seen for n in rows) == 2 * (9 + 6) + 3 * 9  # and now in every step

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kalmanclip.encoders.shards import DamagedShard, read_shard, write_shard
+from kalmanclip.encoders.cache import DamagedShard, read_shard, write_shard
 from kalmanclip.errors import KalmanClipError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -9,9 +9,9 @@ import os
 import torch
 
 from kalmanclip.data import FewShotTask, read_folder
-from kalmanclip.encoders import LowRankConfig, load_backbone
+from kalmanclip.encoders import LowRankConfig, features, load_backbone
 from kalmanclip.filtering import NoiseConfig
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, features, preset, shared
+from kalmanclip.methods import ClassResidualsConfig, distributed, make_classifier, preset
 
 SMALL = LowRankConfig(placement="towers", rank=2, last_blocks=1)
 FULL = NoiseConfig(structure="full")
@@ -22,7 +22,7 @@ CASES = {
     "literal": dataclasses.replace(preset("paper-literal"), low_rank=HEAD, noise=FULL, batch_size=5, epochs=1),
     "pairwise": dataclasses.replace(PAPER, low_rank=HEAD, observation="pairwise", epochs=1),
     "bounded": dataclasses.replace(preset("head"), low_rank=HEAD, batch_size=4, epochs=1),
-    "default": KalmanConfig(classes=ClassConfig(views=1, prior_std=0.3)),
+    "default": ClassResidualsConfig(crops=1, prior_std=0.3),
 }
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
 
@@ -41,18 +41,15 @@ def few(root, templates=TEMPLATES):
 def fitted(root, config, ranks=None):
     """What a fit ends with, as arrays; all but the paper's in float64, which tells rounding from mistakes."""
     single = config is PAPER
-    method = Kalman(tiny(torch.float32 if single else torch.float64), config, ranks)
+    method = make_classifier(tiny(torch.float32 if single else torch.float64), config, ranks)
     told = []
     task = few(root, TEMPLATES[:1] if single else TEMPLATES)
     steps = method.fit(task, after_epoch=lambda done: told.append((done, shape(method))))
     found = {"steps": [s.distance for s in steps]}
-    if method.classes is not None:
-        found |= {name: t.numpy() for name, t in method.classes.state_dict().items()}
-    if method.filter is not None:
-        found |= {name: t.numpy() for name, t in method.filter.belief.state_dict().items()}
-        found |= {f"noise.{name}": t.numpy() for name, t in method.filter.noise.state_dict().items()}
+    names = ("residuals", "belief", "noise")
+    found |= {name: t.numpy() for name, t in method.state_dict().tensors.items() if name.partition(".")[0] in names}
     if single:
-        logits = method.logit_belief(task.train.sources[:4])
+        (logits,) = method.linearized_batches(task.train.sources[:4], scaled=False)
         method.update(task.train, templates=task.templates)  # goes on from a belief that is whole
         found |= {"logits": logits.mean.numpy(), "std": logits.std.numpy(), "later": method.encoder.theta.numpy()}
     return found, told
@@ -60,17 +57,18 @@ def fitted(root, config, ranks=None):
 
 def shape(method):
     """How many variances there are when a pass is over."""
-    return None if method.filter is None else tuple(method.filter.belief.marginal_variance().shape)
+    kalman = getattr(method, "filter", None)
+    return None if kalman is None else tuple(kalman.belief.marginal_variance().shape)
 
 
 def all_fits(ranks, root, broken):
     """Everything that can be asked of ranks that live, in one start."""
-    features.ENCODE_BATCH = shared.ENCODE_BATCH = 4  # so that few images are several shares
+    features.ENCODE_BATCH = 4  # so that few images are several shares
     found = {name: fitted(root, config, ranks) for name, config in CASES.items()}
-    kept, shared.free_bytes = shared.free_bytes, lambda device: 0
+    kept, distributed.free_bytes = distributed.free_bytes, lambda device: 0
     found["anew"] = fitted(root, CASES["literal"], ranks)
     found["unreadable, one by one"] = error_of(lambda: fitted(broken, CASES["literal"], ranks))
-    shared.free_bytes = kept
+    distributed.free_bytes = kept
     found["unreadable"] = error_of(lambda: fitted(broken, CASES["literal"], ranks))
     found["unreadable views"] = error_of(lambda: fitted(broken, CASES["default"], ranks))
     other = dataclasses.replace(PAPER, seed=ranks.rank)

@@ -10,48 +10,42 @@ import torch.nn.functional as F
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.methods import (
-    CONFIGS,
-    METHODS,
-    APEConfig,
-    APETConfig,
-    ClassConfig,
-    CLIPAdapterConfig,
-    CLIPLoRAConfig,
-    CLIPSVDConfig,
-    CoOpConfig,
-    FirstOrderConfig,
-    GDAConfig,
-    KalmanConfig,
-    LinearProbeConfig,
-    LPPlusPlusConfig,
-    ProKeRConfig,
-    TIMOConfig,
-    TIMOSConfig,
-    TipAdapterConfig,
-    TipAdapterFConfig,
-    ZeroShotConfig,
-    make_method,
-)
+from kalmanclip.methods import METHODS, ClassResidualsConfig, JointConfig, KalmanConfig, make_method, method_name
+from kalmanclip.methods.baselines.ape import APEConfig, APETConfig
+from kalmanclip.methods.baselines.clip_adapter import CLIPAdapterConfig
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRAConfig
+from kalmanclip.methods.baselines.clip_svd import CLIPSVDConfig
+from kalmanclip.methods.baselines.coop import CoOpConfig
+from kalmanclip.methods.baselines.first_order import FirstOrderConfig
+from kalmanclip.methods.baselines.gda import GDAConfig
+from kalmanclip.methods.baselines.linear_probe import LinearProbeConfig
+from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlusConfig
+from kalmanclip.methods.baselines.proker import ProKeRConfig
+from kalmanclip.methods.baselines.timo import TIMOConfig, TIMOSConfig
+from kalmanclip.methods.baselines.tip_adapter import TipAdapterConfig, TipAdapterFConfig
+from kalmanclip.methods.baselines.zero_shot import ZeroShotConfig
 
 SMALL_LORA = LowRankConfig(placement="towers", last_blocks=1, rank=2, scale=0.5)
+SMALL_KALMAN = KalmanConfig(low_rank=LowRankConfig(rank=2), epochs=2, batch_size=4)
 QUICK = {
-    "kalman": KalmanConfig(classes=ClassConfig(views=2, folds=2)),
+    "class_residuals": ClassResidualsConfig(crops=2, folds=2),
+    "kalman": SMALL_KALMAN,
+    "joint": JointConfig(SMALL_KALMAN, ClassResidualsConfig(crops=1, folds=2)),
     "zero_shot": ZeroShotConfig(),
     "linear_probe": LinearProbeConfig(l2_grid=(10.0, 1.0)),
-    "gda": GDAConfig(views=2),
-    "tip_adapter": TipAdapterConfig(views=2, search_steps=(4, 3)),
-    "tip_adapter_f": TipAdapterFConfig(views=2, train_views=2, search_steps=(4, 3), epochs=5),
-    "clip_adapter": CLIPAdapterConfig(epochs=8, views=2, batch_size=4),
+    "gda": GDAConfig(crops=2),
+    "tip_adapter": TipAdapterConfig(crops=2, search_steps=(4, 3)),
+    "tip_adapter_f": TipAdapterFConfig(crops=2, train_crops=2, search_steps=(4, 3), epochs=5),
+    "clip_adapter": CLIPAdapterConfig(epochs=8, crops=2, batch_size=4),
     "lp_plus_plus": LPPlusPlusConfig(epochs=50),
-    "ape": APEConfig(views=2, search_steps=(4, 3, 2)),
-    "ape_t": APETConfig(views=2, train_views=2, search_steps=(4, 3), epochs=5),
-    "timo": TIMOConfig(views=2),
-    "timo_s": TIMOSConfig(views=2),
-    "proker": ProKeRConfig(views=2, beta_range=(1.0, 3.0, 2), lmbda_range=(0.1, 1.0, 3)),
+    "ape": APEConfig(crops=2, search_steps=(4, 3, 2)),
+    "ape_t": APETConfig(crops=2, train_crops=2, search_steps=(4, 3), epochs=5),
+    "timo": TIMOConfig(crops=2),
+    "timo_s": TIMOSConfig(crops=2),
+    "proker": ProKeRConfig(crops=2, beta_range=(1.0, 3.0, 2), lmbda_range=(0.1, 1.0, 3)),
     "clip_lora": CLIPLoRAConfig(low_rank=SMALL_LORA, iterations=3, batch_size=8, augment=False),
     "clip_svd": CLIPSVDConfig(most_iterations=4, batch_size=8, augment=False),
-    "coop": CoOpConfig(context=4, epochs=10, views=2, batch_size=8),
+    "coop": CoOpConfig(context=4, epochs=10, crops=2, batch_size=8),
     "first_order": FirstOrderConfig(low_rank=SMALL_LORA, lr_grid=(1e-3, 1e-2), lr=1e-2, epochs=5, batch_size=4),
 }
 LEARNERS = [name for name in METHODS if name != "zero_shot"]
@@ -84,9 +78,9 @@ def loss(logits, task):
 
 
 def test_the_tables_agree():
-    assert list(METHODS) == list(CONFIGS) == list(QUICK)
-    assert all(type(QUICK[name]) is CONFIGS[name] for name in METHODS)
-    assert all(METHODS[name].needs in ("features", "towers") for name in METHODS if name != "kalman")
+    assert list(METHODS) == list(QUICK)
+    assert [method_name(QUICK[name]) for name in METHODS] == list(METHODS)
+    assert all(type(QUICK[name]) is METHODS[name].Config for name in METHODS)
 
 
 class Untouchable:
@@ -176,7 +170,7 @@ def test_unknown_names_and_foreign_options(tiny):
     [
         (LinearProbeConfig, {"l2": 0.0}),
         (LinearProbeConfig, {"l2_grid": (1.0, -1.0)}),
-        (GDAConfig, {"views": -1}),
+        (GDAConfig, {"crops": -1}),
         (TipAdapterConfig, {"alpha": float("nan")}),
         (TipAdapterConfig, {"search_steps": (0, 1)}),
         (TipAdapterFConfig, {"epochs": 0}),

@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from kalmanclip.data import FewShotTask
+from kalmanclip.encoders.features import decoded
 from kalmanclip.errors import ConfigError, ModelError
-from kalmanclip.methods import CLIPSVD, CLIPSVDConfig, ZeroShot
-from kalmanclip.methods.clip_svd import Similarities, expose_singular_values, fix_singular_values
-from kalmanclip.methods.features import decoded
+from kalmanclip.methods.baselines.clip_svd import (
+    CLIPSVD,
+    CLIPSVDConfig,
+    Similarities,
+    expose_singular_values,
+    fix_singular_values,
+)
+from kalmanclip.methods.baselines.zero_shot import ZeroShot
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
 MATRICES = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -106,9 +112,8 @@ def test_one_published_step(exact, few):
     before = exact.hash
     method = CLIPSVD(exact, CLIPSVDConfig(most_iterations=1))
     method.fit(few)
-    assert method.tuned is not None
     shares = []
-    for old, new in both_towers(exact.model, method.tuned.model):
+    for old, new in both_towers(exact.model, method.encoder.backbone.model):
         for i, block in enumerate(old.resblocks):
             for name in MATRICES:
                 pair = (squares(name, m.get_parameter(name)) for m in (block, new.resblocks[i]))
@@ -121,11 +126,11 @@ def test_one_published_step(exact, few):
                     shares.append(np.mean(steps > 4.9e-4))
     assert np.mean(shares) > 0.95
     # nothing else has changed, and nothing at all in the backbone
-    after = dict(method.tuned.model.named_parameters())
+    after = dict(method.encoder.backbone.model.named_parameters())
     for name, parameter in exact.model.named_parameters():
         assert torch.equal(parameter, after[name]) != name.endswith(MATRICES)
     assert dataclasses.replace(exact).hash == before
-    assert not any(p.requires_grad for p in method.tuned.model.parameters())
+    assert not any(p.requires_grad for p in method.encoder.backbone.model.parameters())
 
 
 def test_steps_by_shots(tiny, task):

@@ -11,31 +11,33 @@ from PIL import Image
 from kalmanclip.data import FewShotTask, LabelledImages, LazyImage
 from kalmanclip.data.corruptions import CorruptedImage
 from kalmanclip.data.images import cache_decoded, content_identities, content_identity
-from kalmanclip.encoders import Backbone, FeatureCache, LowRankConfig, load_backbone
-from kalmanclip.encoders.product import describe_product
+from kalmanclip.encoders import Backbone, DualEncoder, FeatureCache, LowRankConfig, features, load_backbone
+from kalmanclip.encoders.cache import describe_product
+from kalmanclip.encoders.crops import RandomCrop
+from kalmanclip.encoders.features import epoch_features
 from kalmanclip.errors import ImageError
 from kalmanclip.experiments import Store, find_sources, plan, run_all
-from kalmanclip.methods import (
-    ClassConfig,
-    CLIPLoRAConfig,
-    GDAConfig,
-    KalmanConfig,
-    LinearProbeConfig,
-    TipAdapterFConfig,
-    make_method,
-)
-from kalmanclip.methods.features import RandomCrop, augmented_features, image_features
+from kalmanclip.methods import ClassResidualsConfig, KalmanConfig, make_method
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRAConfig
+from kalmanclip.methods.baselines.gda import GDAConfig
+from kalmanclip.methods.baselines.linear_probe import LinearProbeConfig
+from kalmanclip.methods.baselines.tip_adapter import TipAdapterFConfig
 
 TOWERS = LowRankConfig(placement="towers", last_blocks=1, rank=2, scale=0.5)
-LOW_RANK = KalmanConfig(parameters=("low_rank",), batch_size=4)
+LOW_RANK = KalmanConfig(batch_size=4)
 METHODS = {
     "linear_probe": ("linear_probe", LinearProbeConfig(l2_grid=(10.0, 1.0))),
-    "kalman": ("kalman", KalmanConfig(classes=ClassConfig(views=2, folds=2))),
+    "class residuals": ("class_residuals", ClassResidualsConfig(crops=2, folds=2)),
     "kalman on the head": ("kalman", dataclasses.replace(LOW_RANK, epochs=2, low_rank=LowRankConfig(rank=2))),
     "kalman in the towers": ("kalman", dataclasses.replace(LOW_RANK, epochs=1, low_rank=TOWERS)),
-    "gda on crops": ("gda", GDAConfig(views=2)),
+    "gda on crops": ("gda", GDAConfig(crops=2)),
     "clip_lora": ("clip_lora", CLIPLoRAConfig(low_rank=TOWERS, iterations=3, batch_size=8, augment=False)),
 }
+
+
+def image_features(backbone, *arguments, **options):
+    """Of the frozen towers."""
+    return features.image_features(DualEncoder(backbone), *arguments, **options)
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_results_are_the_same_to_the_last_bit_and_nothing_is_decoded_twice(
 
 @pytest.mark.parametrize("count", [3, 10, 23])
 def test_what_is_in_the_cache_already_changes_no_bit(tiny, tmp_path, monkeypatch, count):
-    monkeypatch.setattr("kalmanclip.methods.features.ENCODE_BATCH", 10)
+    monkeypatch.setattr("kalmanclip.encoders.features.ENCODE_BATCH", 10)
     # in a batch of another size, or at another place in it, an image may come out with other last digits
     arrays = pictures(count)
     plain = image_features(tiny, arrays)
@@ -96,7 +98,7 @@ def test_what_is_in_the_cache_already_changes_no_bit(tiny, tmp_path, monkeypatch
 
 
 def test_activations_too_large_to_keep_do_not_fill_the_disk(tiny, tmp_path, task, monkeypatch):
-    monkeypatch.setattr("kalmanclip.encoders.cache.ActivationStore.__init__.__defaults__", (1000,))
+    monkeypatch.setattr("kalmanclip.encoders.features.ActivationStore.__init__.__defaults__", (1000,))
     name, config = METHODS["kalman on the head"]
     plain = make_method(name, tiny, config)
     plain.fit(task)
@@ -190,7 +192,7 @@ def test_corrupted_images_are_known_by_what_is_done_to_them(tiny, tmp_path, imag
 
 @pytest.mark.parametrize("broken", ["missing", "not an image", "array"])
 def test_an_unreadable_image_gives_the_same_error(tiny, tmp_path, images, monkeypatch, broken):
-    monkeypatch.setattr("kalmanclip.methods.features.ENCODE_BATCH", 4)
+    monkeypatch.setattr("kalmanclip.encoders.features.ENCODE_BATCH", 4)
     bad = {"missing": tmp_path / "none.png", "not an image": tmp_path / "bad.png", "array": np.zeros((2, 2, 7))}[broken]
     (tmp_path / "bad.png").write_bytes(b"no picture")
     sources = [*pictures(4), *images.sources[:3], bad]
@@ -206,8 +208,8 @@ def test_an_unreadable_image_gives_the_same_error(tiny, tmp_path, images, monkey
 
 def test_fresh_crops_are_not_cached_and_pictures_are_decoded_once(tiny, tmp_path, task, decoded_files):
     backbone = cached(tiny, tmp_path / "cache")
-    features = augmented_features(backbone, task, (0.5, 1.0), None)
-    epochs = [features(epoch) for epoch in range(3)]
+    of_epoch = epoch_features(DualEncoder(backbone), task.train.sources, (0.5, 1.0), None, task.seed)
+    epochs = [of_epoch(epoch) for epoch in range(3)]
     assert len(decoded_files) == len(task.train)
     assert not (tmp_path / "cache").exists()
     for epoch, f in enumerate(epochs):
@@ -219,7 +221,7 @@ def test_fresh_crops_are_not_cached_and_pictures_are_decoded_once(tiny, tmp_path
     ("method", "config"),
     [
         ("clip_lora", CLIPLoRAConfig(low_rank=TOWERS, iterations=4, batch_size=8)),
-        ("tip_adapter_f", TipAdapterFConfig(views=0, train_views=None, epochs=2)),
+        ("tip_adapter_f", TipAdapterFConfig(crops=0, train_crops=None, epochs=2)),
     ],
 )
 def test_training_on_fresh_crops_decodes_every_picture_once(tiny, task, decoded_files, method, config):

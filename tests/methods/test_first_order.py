@@ -7,12 +7,13 @@ import torch
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import LowRankConfig, load_backbone
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders.features import ActivationStore, activation_store
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.filtering import FilterConfig, KalmanFilter, NoiseConfig, Observation, ObservationNoise, make_belief
-from kalmanclip.methods import FirstOrderConfig, make_method, preset
-from kalmanclip.methods.features import activation_store, hits
-from kalmanclip.methods.training import pass_order
+from kalmanclip.methods import make_method, preset
+from kalmanclip.methods.baselines.base import hits
+from kalmanclip.methods.baselines.first_order import FirstOrderConfig
+from kalmanclip.methods.kalman import pass_order
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
 SMALL = LowRankConfig(placement="towers", rank=2, last_blocks=1)

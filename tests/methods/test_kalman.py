@@ -12,17 +12,25 @@ from torch.func import functional_call
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
-from kalmanclip.encoders.cache import ActivationStore
+from kalmanclip.encoders.features import ActivationStore, crop_features, decoded, frozen_activations
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, predictive, silent
-from kalmanclip.methods.classes import ClassResiduals, held_out_parts
-from kalmanclip.methods.features import decoded, frozen_activations
+from kalmanclip.methods import (
+    ClassResidualsConfig,
+    JointConfig,
+    Kalman,
+    KalmanConfig,
+    kalman,
+    make_classifier,
+    preset,
+    silent,
+)
+from kalmanclip.methods.residuals import ResidualBelief, held_out_parts
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
-QUICK = KalmanConfig(parameters=("low_rank",), epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
+QUICK = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
 
-BOTH = dataclasses.replace(QUICK, parameters=("low_rank", "classes"), classes=ClassConfig(views=2))
+BOTH = JointConfig(QUICK, ClassResidualsConfig(crops=2))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,7 @@ def task(shapes):
 
 
 def fitted(tiny, task, config=QUICK):
-    method = Kalman(tiny, config)
+    method = make_classifier(tiny, config)
     method.fit(task)
     return method
 
@@ -66,9 +74,9 @@ def test_parameters_inside_the_towers(tiny, task, observation):
     assert method.encoder.n == 3 * 2 * (192 + 192) + 3 * 2 * (128 + 128)
 
 
-@pytest.mark.parametrize("config", [KalmanConfig(), KalmanConfig(parameters=("low_rank",))], ids=["default", "head"])
+@pytest.mark.parametrize("config", [preset("default"), preset("head")], ids=["default", "head"])
 def test_it_learns_shapes(tiny, task, config):
-    before = Kalman(tiny, config)
+    before = make_classifier(tiny, config)
     before.set_classes(task.class_names, task.templates)
     labels = torch.tensor(task.train.labels)
 
@@ -87,13 +95,13 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     batch = torch.arange(4)
     labels = torch.tensor(task.train.labels)[batch]
     kalman = method._prior(store[batch], labels)
-    seen = observe(method.encoder, make_likelihood("cosine"), store[batch], labels, method._texts)
+    seen = observe(method.encoder, make_likelihood("cosine"), store[batch], labels, method.texts)
     assert kalman.belief.project(seen.H).diagonal().mean().sqrt().item() == pytest.approx(0.17, rel=1e-4)
 
 
 def test_the_papers_settings_are_the_defaults():
     """Scaling factor 0.1, forgetting factor 0.98, batches of ten: the section on experiments."""
-    config = KalmanConfig(parameters=("low_rank",))
+    config = KalmanConfig()
     assert (config.filter.alpha, config.noise.beta, config.batch_size) == (0.1, 0.98, 10)
     assert (FilterConfig().alpha, NoiseConfig().beta) == (0.1, 0.98)
 
@@ -173,7 +181,7 @@ def test_repeated_images_and_batches_of_one(tiny, task):
 
 def test_activations_too_large_to_keep_are_recomputed(tiny, task, monkeypatch):
     kept = fitted(tiny, task)
-    monkeypatch.setattr("kalmanclip.encoders.cache.ActivationStore.__init__.__defaults__", (1000,))
+    monkeypatch.setattr("kalmanclip.encoders.features.ActivationStore.__init__.__defaults__", (1000,))
     recomputed = fitted(tiny, task)
     scale = kept.encoder.theta.abs().max()
     assert torch.allclose(kept.encoder.theta, recomputed.encoder.theta, atol=1e-3 * scale)
@@ -192,7 +200,7 @@ def test_logit_belief_is_the_linearised_posterior(tiny, task):
     """The standard deviation against sampling parameters of a narrow posterior."""
     method = fitted(tiny, task, dataclasses.replace(QUICK, prior_std=0.001, filter=FilterConfig(alpha=0.0)))
     images = task.train.sources[:2]
-    belief = method.logit_belief(images)
+    (belief,) = method.linearized_batches(images, scaled=False)
     assert torch.allclose(belief.mean, method.logits(images), atol=1e-3)
     (batch,) = decoded(tiny, images)
     activations = method.encoder.image.prefix(batch)
@@ -200,7 +208,7 @@ def test_logit_belief_is_the_linearised_posterior(tiny, task):
     for sample in method.filter.belief.sample(400, torch.Generator().manual_seed(0)):
         method.encoder.theta.copy_(sample)
         with torch.no_grad():
-            draws.append(tiny.logit_scale * method.encoder(activations, method._texts))
+            draws.append(tiny.logit_scale * method.encoder(activations, method.texts))
     assert torch.allclose(torch.stack(draws).std(dim=0), belief.std, rtol=0.15)
 
 
@@ -215,19 +223,19 @@ def _poisoned(self, S, column, scale):
     from kalmanclip.observation import Terms
 
     nan = torch.full_like(S[:, :1], float("nan"))
-    return Terms(nan, nan, nan.unsqueeze(1).expand(-1, 1, S.shape[1]), has_covariance=True)
+    return Terms(nan, nan, nan.unsqueeze(1).expand(-1, 1, S.shape[1]))
 
 
-@pytest.mark.parametrize("config", [QUICK, KalmanConfig(), BOTH], ids=["low_rank", "classes", "both"])
+@pytest.mark.parametrize("config", [QUICK, ClassResidualsConfig(), BOTH], ids=["low_rank", "classes", "both"])
 def test_no_images_and_no_classes(tiny, task, config):
     with pytest.raises(DataError, match="no images"):
-        Kalman(tiny, config).fit(FewShotTask(task.train.subset([])))
+        make_classifier(tiny, config).fit(FewShotTask(task.train.subset([])))
     with pytest.raises(ConfigError, match="no classes"):
-        Kalman(tiny, config).logits([])
+        make_classifier(tiny, config).logits([])
     with pytest.raises(ConfigError, match="no classes"):
-        Kalman(tiny, config).class_weights()
+        make_classifier(tiny, config).class_weights()
     with pytest.raises(ConfigError, match="no belief"):
-        Kalman(tiny, config).logit_belief([])
+        make_classifier(tiny, config).linearized_batches([])
 
 
 @pytest.mark.parametrize(
@@ -240,15 +248,19 @@ def test_no_images_and_no_classes(tiny, task, config):
         {"observation": "?"},
         {"belief": "?"},
         {"prior_variance": -1.0},
-        {"parameters": ()},
-        {"parameters": ("low rank",)},
-        {"parameters": ("classes", "classes")},
-        {"classes": {"views": 3}},
+        {"low_rank": {"rank": 3}},
     ],
 )
 def test_bad_options(bad):
     with pytest.raises(ConfigError):
         KalmanConfig(**bad)
+
+
+def test_bad_options_of_both():
+    with pytest.raises(ConfigError, match="kalman must be a KalmanConfig"):
+        JointConfig(kalman=ClassResidualsConfig())
+    with pytest.raises(ConfigError, match="seeds must be the same"):
+        JointConfig(KalmanConfig(seed=1))
 
 
 def test_short_batches_with_the_papers_noise(tiny, task):
@@ -263,7 +275,8 @@ def test_tuned_and_zero_shot_scores_from_one_pass(tiny, task, low_rank):
     untouched = Kalman(tiny)
     untouched.set_classes(task.class_names, task.templates)
     method = fitted(tiny, task, dataclasses.replace(QUICK, low_rank=low_rank, epochs=1))
-    tuned, zero_shot = method.logits_and_zero_shot(task.train.sources)
+    prediction = method.predict(task.train.sources, how="mean", zero_shot=True)
+    tuned, zero_shot = prediction.mean, prediction.zero_shot
     assert torch.allclose(tuned, method.logits(task.train.sources), atol=1e-4)
     assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)
 
@@ -271,8 +284,9 @@ def test_tuned_and_zero_shot_scores_from_one_pass(tiny, task, low_rank):
 def test_class_residuals_and_zero_shot_scores_from_one_pass(tiny, task):
     untouched = Kalman(tiny)
     untouched.set_classes(task.class_names, task.templates)
-    method = fitted(tiny, task, KalmanConfig(classes=ClassConfig(views=1)))
-    tuned, zero_shot = method.logits_and_zero_shot(task.train.sources)
+    method = fitted(tiny, task, ClassResidualsConfig(crops=1))
+    prediction = method.predict(task.train.sources, how="mean", zero_shot=True)
+    tuned, zero_shot = prediction.mean, prediction.zero_shot
     assert torch.equal(tuned, method.logits(task.train.sources))
     assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)
     assert not torch.allclose(tuned, zero_shot, atol=1)
@@ -285,11 +299,11 @@ def test_the_residuals_are_learned_on_what_the_filter_has_found(tiny, task):
     both = fitted(tiny, task, BOTH)
     assert torch.equal(both.encoder.theta, fitted(tiny, task).encoder.theta)  # the filter knows nothing of them
     assert len(both.history) == 2 * 4
-    plain = dataclasses.replace(BOTH, parameters=("classes",))
-    assert not torch.allclose(both.classes.belief.mean, fitted(tiny, task, plain).classes.belief.mean, atol=1e-3)
+    plain = fitted(tiny, task, BOTH.residuals)
+    assert not torch.allclose(both.residuals.belief.mean, plain.residuals.belief.mean, atol=1e-3)
     with torch.no_grad():
-        texts = both.encoder.encode_texts(both._texts)
-    assert torch.allclose(both.classes.T, texts, atol=1e-5)
+        texts = both.encoder.encode_texts(both.texts)
+    assert torch.allclose(both.residuals.T, texts, atol=1e-5)
 
 
 def test_between_the_passes_the_filter_alone_is_believed(tiny, task):
@@ -297,12 +311,12 @@ def test_between_the_passes_the_filter_alone_is_believed(tiny, task):
     images, seen = task.train.sources[:3], []
 
     def look(passes):
-        seen.append((method.logits(images), method.logit_belief(images), method.class_weights()))
+        seen.append((method.logits(images), method.linearized_batches(images, scaled=False)[0], method.class_weights()))
 
-    method = Kalman(tiny, BOTH)
+    method = make_classifier(tiny, BOTH)
     method.fit(task, after_epoch=look)
     alone = fitted(tiny, task, dataclasses.replace(QUICK, epochs=1))
-    expected = alone.logit_belief(images)
+    (expected,) = alone.linearized_batches(images, scaled=False)
     assert len(seen) == 2
     logits, belief, weights = seen[0]
     assert torch.allclose(logits, alone.logits(images), atol=1e-4)
@@ -321,7 +335,7 @@ def logits_at(method, images, theta):
         return functional_call(getattr(method.encoder, name), own, activations)
 
     f, t = embed("image", images), embed("text", method.texts)
-    W = t if method.classes is None else method.classes.belief.gain * t + method.classes.residuals()
+    W = method.residuals.belief.gain * t + method.residuals.residuals()
     return method.backbone.logit_scale * f @ W.mT
 
 
@@ -329,52 +343,53 @@ def logits_at(method, images, theta):
 def test_the_belief_about_logits_of_both_is_that_of_finite_differences(tiny, task, placement, monkeypatch):
     """The low-rank part moves the texts, with their gain, and the embeddings that the residuals are multiplied with."""
     low_rank = LowRankConfig(placement=placement, rank=2, **({"last_blocks": 1} if placement == "towers" else {}))
-    both = fitted(tiny, task, dataclasses.replace(BOTH, low_rank=low_rank, epochs=1))
-    monkeypatch.setitem(predictive.DIRECTIONS, placement, 6)
+    both = fitted(tiny, task, dataclasses.replace(BOTH, kalman=dataclasses.replace(QUICK, low_rank=low_rank, epochs=1)))
+    monkeypatch.setitem(kalman.DIRECTIONS, placement, 6)
     (activations,) = frozen_activations(both.encoder, task.train.sources[:3])
     with torch.no_grad():
-        belief = predictive.linearised(both, temper=False)(activations)
+        belief = both.linearized(scaled=False)(activations)
         torch.testing.assert_close(belief.mean, logits_at(both, activations, both.encoder.theta), rtol=1e-4, atol=1e-3)
-        away = predictive._draws(both, 6) / 6**0.5
+        away = both.kalman._draws(6) / 6**0.5
         h = 1e-2 / away.norm(dim=1, keepdim=True)  # single precision: not too small
         moved = []
         for step, width in zip(h * away, h, strict=True):
             ahead, behind = (logits_at(both, activations, both.encoder.theta + sign * step) for sign in (1, -1))
             moved.append((ahead - behind) / (2 * width))
     expected = torch.stack(moved, dim=2)
-    assert both.classes.residuals().norm() > 0.1
+    assert both.residuals.residuals().norm() > 0.1
     torch.testing.assert_close(belief.shared, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
-    torch.testing.assert_close(belief.own, both.classes.variance(both.encoder.encode_images(activations)))
+    torch.testing.assert_close(belief.own, both.residuals.variance(both.encoder.encode_images(activations)))
 
 
 def test_the_prior_is_chosen_on_images_that_the_towers_have_not_seen(tiny, task, monkeypatch):
     """Each part is encoded by towers from the other images alone: its labels can be anything."""
     seen = []
-    learn = ClassResiduals.learn
+    learn = ResidualBelief.learn
 
-    def spy(self, views, labels, tell, folds=None):
-        seen.append((views, folds))
-        learn(self, views, labels, tell, folds)
+    def spy(self, crops, labels, tell, folds=None):
+        seen.append((crops, folds))
+        learn(self, crops, labels, tell, folds)
 
-    monkeypatch.setattr(ClassResiduals, "learn", spy)
-    config = dataclasses.replace(BOTH, epochs=1, classes=ClassConfig(views=0, folds=2))
+    monkeypatch.setattr(ResidualBelief, "learn", spy)
+    config = JointConfig(dataclasses.replace(QUICK, epochs=1), ClassResidualsConfig(crops=0, folds=2))
     both = fitted(tiny, task, config)
-    ((views, folds),) = seen
+    ((crops, folds),) = seen
     assert len(folds) == 2
     parts = held_out_parts(torch.tensor(task.train.labels), 2)
     for fold, (kept, held) in zip(folds, parts, strict=True):
         alone = fitted(tiny, FewShotTask(task.train.subset(kept.tolist()), templates=task.templates), config)
-        own = torch.cat([alone._views([task.train.sources[i] for i in held.tolist()], silent)])
-        torch.testing.assert_close(fold.held_views, own, rtol=0, atol=1e-5)
-        torch.testing.assert_close(fold.T, alone.classes.T, rtol=0, atol=1e-5)
-        assert not torch.allclose(fold.held_views, views[held], atol=1e-3)  # the whole fit's towers have seen them
-    assert both.classes.foreseen
+        own = crop_features(alone.encoder, [task.train.sources[i] for i in held.tolist()], config.residuals, 0)
+        torch.testing.assert_close(fold.held_crops, own, rtol=0, atol=1e-5)
+        torch.testing.assert_close(fold.T, alone.residuals.T, rtol=0, atol=1e-5)
+        assert not torch.allclose(fold.held_crops, crops[held], atol=1e-3)  # the whole fit's towers have seen them
+    assert both.residuals.held_out_log_likelihood
 
 
 def test_more_images_leave_the_towers_under_residuals_where_they_are(tiny, task):
     both = fitted(tiny, task, BOTH)
-    theta, mean = both.encoder.theta.clone(), both.classes.belief.mean.clone()
+    theta, mean = both.encoder.theta.clone(), both.residuals.belief.mean.clone()
     assert both.update(task.train.subset([0, 5, 10])) == []
     assert torch.equal(both.encoder.theta, theta)
-    assert not torch.equal(both.classes.belief.mean, mean)
-    assert both.known is None
+    assert not torch.equal(both.residuals.belief.mean, mean)
+    assert both.ood is None
+    assert both.training_images is None

@@ -11,36 +11,32 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from kalmanclip.data import FewShotTask, load_image, read_folder
-from kalmanclip.encoders import LowRankConfig
+from kalmanclip.encoders import DualEncoder, LowRankConfig, features
+from kalmanclip.encoders.crops import RandomCrop
+from kalmanclip.encoders.features import text_weights
 from kalmanclip.errors import DataError, ModelError
-from kalmanclip.methods import (
-    APET,
-    GDA,
-    APETConfig,
-    CLIPAdapter,
-    CLIPAdapterConfig,
-    CLIPLoRA,
-    CLIPLoRAConfig,
-    CoOp,
-    CoOpConfig,
-    GDAConfig,
-    Kalman,
-    LinearProbe,
-    LinearProbeConfig,
-    LPPlusPlus,
-    LPPlusPlusConfig,
+from kalmanclip.methods import Kalman
+from kalmanclip.methods.baselines.ape import APET, APETConfig, channel_criterion
+from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter, CLIPAdapterConfig
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRA, CLIPLoRAConfig
+from kalmanclip.methods.baselines.coop import CoOp, CoOpConfig, Prompts
+from kalmanclip.methods.baselines.gda import GDA, GDAConfig
+from kalmanclip.methods.baselines.linear_probe import LinearProbe, LinearProbeConfig
+from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig, lipschitz_constant
+from kalmanclip.methods.baselines.tip_adapter import (
     TipAdapter,
     TipAdapterConfig,
     TipAdapterF,
     TipAdapterFConfig,
-    ZeroShot,
+    search_cache,
 )
-from kalmanclip.methods.ape_t import prior_refinement
-from kalmanclip.methods.coop import Prompts
-from kalmanclip.methods.features import RandomCrop, image_features, text_weights
-from kalmanclip.methods.lp_plus_plus import lipschitz_constant
-from kalmanclip.methods.tip_adapter import search_cache
-from kalmanclip.methods.training import Recipe, coop_epochs, coop_recipe, train
+from kalmanclip.methods.baselines.training import Recipe, coop_epochs, coop_recipe, train
+from kalmanclip.methods.baselines.zero_shot import ZeroShot
+
+
+def image_features(backbone, *arguments, **options):
+    """Of the frozen towers."""
+    return features.image_features(DualEncoder(backbone), *arguments, **options)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +81,14 @@ def test_text_weights_by_open_clip(tiny, task):
 
 
 def test_random_crops_depend_on_the_picture_the_seed_and_the_pass(tiny, task):
-    def features(sources, seed, epoch):
+    def cropped(sources, seed, epoch):
         return image_features(tiny, sources, crop=RandomCrop(tiny, (0.5, 1.0), seed, epoch))
 
     sources = task.train.sources[:3]
-    one = features(sources, 0, 0)
-    assert torch.allclose(features(sources[::-1], 0, 0).flip(0), one, atol=1e-5)
-    assert not torch.allclose(features(sources, 0, 1), one, atol=1e-3)
-    assert not torch.allclose(features(sources, 1, 0), one, atol=1e-3)
+    one = cropped(sources, 0, 0)
+    assert torch.allclose(cropped(sources[::-1], 0, 0).flip(0), one, atol=1e-5)
+    assert not torch.allclose(cropped(sources, 0, 1), one, atol=1e-3)
+    assert not torch.allclose(cropped(sources, 1, 0), one, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (300, 20), (1, 50)])
@@ -149,7 +145,7 @@ def test_the_loop_is_torchs_optimiser_and_scheduler(recipe):
 
 
 def test_the_regression_is_stationary_and_its_limit_is_zero_shot(tiny, task, f, y):
-    probe = LinearProbe(tiny, LinearProbeConfig(l2=1.0, views=0))
+    probe = LinearProbe(tiny, LinearProbeConfig(l2=1.0, crops=0))
     probe.fit(task)
     W, ones = probe.W.clone().requires_grad_(), torch.ones(len(f))
     (gradient,) = torch.autograd.grad(probe.objective(W, f, y, ones, 1.0), W)
@@ -166,7 +162,7 @@ def test_the_regression_is_stationary_and_its_limit_is_zero_shot(tiny, task, f, 
 
 def test_gda_is_shrunken_lda(tiny, task, f, y):
     """Scikit-learn's discriminant with the equivalent shrinkage, up to a factor and a constant per row."""
-    method = GDA(tiny, GDAConfig(views=0))
+    method = GDA(tiny, GDAConfig(crops=0))
     method.fit(task)
     n, d = f.shape
     lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=d / (n - 1 + d), priors=np.full(3, 1 / 3))
@@ -182,7 +178,7 @@ def test_gda_is_shrunken_lda(tiny, task, f, y):
 
 def test_gda_with_one_image_per_class_goes_by_distance(tiny, task, f):
     one = FewShotTask(task.train.subset([0, 3, 6]))
-    method = GDA(tiny, GDAConfig(views=0))
+    method = GDA(tiny, GDAConfig(crops=0))
     method.fit(one)
     nearest = torch.cdist(f, f[[0, 3, 6]]).argmin(dim=1)
     assert torch.equal(method.discriminant(f).argmax(dim=1), nearest)
@@ -190,14 +186,14 @@ def test_gda_with_one_image_per_class_goes_by_distance(tiny, task, f):
 
 def test_gda_needs_every_class(tiny, task):
     with pytest.raises(DataError, match="none of triangle"):
-        GDA(tiny, GDAConfig(views=0)).fit(FewShotTask(task.train.subset(range(6))))
+        GDA(tiny, GDAConfig(crops=0)).fit(FewShotTask(task.train.subset(range(6))))
 
 
 # Tip-Adapter
 
 
 def test_tip_adapter_by_plain_loops(tiny, task, f, y, zero_shot):
-    method = TipAdapter(tiny, TipAdapterConfig(views=0, alpha=1.3, beta=2.5))
+    method = TipAdapter(tiny, TipAdapterConfig(crops=0, alpha=1.3, beta=2.5))
     method.fit(task)
     logits = method.logits(task.train.sources)
     for i in range(9):
@@ -207,7 +203,7 @@ def test_tip_adapter_by_plain_loops(tiny, task, f, y, zero_shot):
 
 
 def test_keys_are_means_of_augmented_passes(tiny, task):
-    method = TipAdapter(tiny, TipAdapterConfig(views=3))
+    method = TipAdapter(tiny, TipAdapterConfig(crops=3))
     method.fit(task)
     passes = [image_features(tiny, task.train.sources, crop=RandomCrop(tiny, (0.5, 1.0), 1, v)) for v in range(3)]
     assert torch.allclose(method.K, F.normalize(sum(passes) / 3, dim=1), atol=1e-5)
@@ -230,8 +226,8 @@ def test_the_grid_by_plain_loops():
 
 
 def test_training_starts_at_the_keys_of_tip_adapter(tiny, task):
-    plain = TipAdapter(tiny, TipAdapterConfig(views=0))
-    trained = TipAdapterF(tiny, TipAdapterFConfig(views=0, train_views=0, epochs=1))
+    plain = TipAdapter(tiny, TipAdapterConfig(crops=0))
+    trained = TipAdapterF(tiny, TipAdapterFConfig(crops=0, train_crops=0, epochs=1))
     plain.fit(task)
     trained.fit(task)
     moved = (plain.K - trained.K).abs().max().item()
@@ -242,15 +238,15 @@ def test_training_starts_at_the_keys_of_tip_adapter(tiny, task):
 
 
 def test_clip_adapter_without_its_adapter_is_zero_shot(tiny, task, zero_shot):
-    method = CLIPAdapter(tiny, CLIPAdapterConfig(ratio=0.0, epochs=1, views=0))
+    method = CLIPAdapter(tiny, CLIPAdapterConfig(ratio=0.0, epochs=1, crops=0))
     method.T = text_weights(tiny, task.class_names, task.templates)
-    method.D, method.U = torch.randn(128, 512), torch.randn(512, 128)
+    method.D, method.U, method.ratio = torch.randn(128, 512), torch.randn(512, 128), 0.0
     assert torch.allclose(method.logits(task.train.sources), zero_shot, atol=1e-4)
 
 
 def test_clip_adapter_on_embeddings_that_are_not_normalised(tiny, task):
     """As published: the adapter sees raw embeddings; the logits are the same."""
-    method = CLIPAdapter(tiny, CLIPAdapterConfig(epochs=2, views=0))
+    method = CLIPAdapter(tiny, CLIPAdapterConfig(epochs=2, crops=0))
     method.fit(task)
     with torch.no_grad():
         raw = tiny.model.encode_image(torch.stack([tiny.preprocess(load_image(s)) for s in task.train.sources]))
@@ -314,7 +310,8 @@ def test_the_best_epoch_on_validation_is_kept(tiny, task, shapes):
 
 def test_the_criterion_by_plain_loops():
     T = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    criterion = prior_refinement(T, 0.2, 0.8)
+    none, labels = T[:0], torch.empty(0, dtype=torch.long)
+    criterion = channel_criterion(T, none, labels, 0.2, 0.8)
     for k in range(6):
         pairs = [float(T[i, k] * T[j, k]) for i in range(4) for j in range(4) if i != j]
         expected = 0.8 * float(T[:, k].var()) - 0.2 * np.mean(pairs)
@@ -322,7 +319,7 @@ def test_the_criterion_by_plain_loops():
 
 
 def test_ape_t_by_plain_loops(tiny, task, f, y):
-    method = APET(tiny, APETConfig(views=0, train_views=0, epochs=3, channels=0.5))
+    method = APET(tiny, APETConfig(crops=0, train_crops=0, epochs=3, channels=0.5))
     method.fit(task)
     assert method.chosen.shape == (256,)
     assert method.r.abs().max() > 0
@@ -337,10 +334,10 @@ def test_ape_t_by_plain_loops(tiny, task, f, y):
 
 
 def test_ape_t_starts_at_tip_adapter(tiny, task, f):
-    plain = TipAdapter(tiny, TipAdapterConfig(views=0, alpha=2.0))
+    plain = TipAdapter(tiny, TipAdapterConfig(crops=0, alpha=2.0))
     plain.fit(task)
-    method = APET(tiny, APETConfig(views=0))
-    method.T, method.K, method.V = plain.T, plain.K, plain.V
+    method = APET(tiny, APETConfig(crops=0))
+    method.T, method.K, method.V, method.alpha, method.beta = plain.T, plain.K, plain.V, 2.0, 1.0
     method.trainable()
     assert torch.allclose(method.score(f), plain.score(f), atol=1e-5)
 
@@ -414,7 +411,7 @@ def test_a_real_prompts_words_as_context_give_its_zero_shot_weights(tiny, task):
 
 def test_only_the_context_is_learned(tiny, task):
     before = tiny.hash
-    method = CoOp(tiny, CoOpConfig(context=4, epochs=2, views=0))
+    method = CoOp(tiny, CoOpConfig(context=4, epochs=2, crops=0))
     method.fit(task)
     assert method.context.shape == (4, 128)
     start = 0.02 * torch.randn(4, 128, generator=torch.Generator().manual_seed(1))
@@ -424,7 +421,7 @@ def test_only_the_context_is_learned(tiny, task):
 
 def test_the_published_context(tiny, task):
     """M = 16 (Zhou et al. 2022, and the paper's baseline), drawn from N(0, 0.02^2)."""
-    method = CoOp(tiny, CoOpConfig(epochs=1, views=0))
+    method = CoOp(tiny, CoOpConfig(epochs=1, crops=0))
     method.fit(task)
     assert method.context.shape == (16, 128)
     assert 0.015 < method.context.std().item() < 0.025

@@ -15,8 +15,8 @@ from tests.together import DEAD, together
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
+from kalmanclip.encoders import features
 from kalmanclip.files import read_json
-from kalmanclip.methods import features
 
 TOLERANCE = {"paper": 1e-5, "default": 1e-7}  # the default ends when its steps are small enough
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from kalmanclip.data import FewShotTask, from_lists
 from kalmanclip.encoders import DualEncoder, FeatureCache, LowRankConfig, SimilarityJacobian, load_backbone
+from kalmanclip.encoders.features import frozen_activations, image_features, text_weights
 from kalmanclip.errors import ConfigError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.methods import make_method, preset
-from kalmanclip.methods.features import frozen_activations, image_features, text_weights
 
 TOWERS = LowRankConfig(placement="towers", rank=4, last_blocks=2, targets=("q", "v", "out", "mlp"))
 EMBEDDINGS = LowRankConfig()
@@ -122,7 +122,7 @@ def test_embeddings_and_jacobians_are_close(name, config, models):
 
 def test_features_and_texts_are_float32_and_close(exact, rounded):
     images, _ = pictures(6)
-    f, g = (image_features(backbone, images) for backbone in (exact, rounded))
+    f, g = (image_features(DualEncoder(backbone), images) for backbone in (exact, rounded))
     T, U = (text_weights(backbone, NAMES, ("a {}.",)) for backbone in (exact, rounded))
     assert g.dtype == U.dtype == torch.float32
     assert (f * g).sum(dim=1).min() > 0.999

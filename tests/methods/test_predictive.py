@@ -1,7 +1,6 @@
 """Predictions averaged over the belief, for every kind of parameters."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -11,15 +10,15 @@ import torch.nn.functional as F
 from kalmanclip import KalmanCLIP
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig, SimilarityJacobian
+from kalmanclip.encoders.features import frozen_activations
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.methods import ClassConfig, Kalman, KalmanConfig, predictive
-from kalmanclip.methods.features import frozen_activations
-from kalmanclip.prediction import TYPICAL_TEMPER
+from kalmanclip.methods import ClassResidualsConfig, JointConfig, Kalman, KalmanConfig, kalman, make_classifier
+from kalmanclip.prediction import TYPICAL_SCALE
 
-HEAD = KalmanConfig(parameters=("low_rank",), epochs=1, batch_size=5, low_rank=LowRankConfig(rank=2), prior_std=0.1)
+HEAD = KalmanConfig(epochs=1, batch_size=5, low_rank=LowRankConfig(rank=2), prior_std=0.1)
 TOWERS = dataclasses.replace(HEAD, low_rank=LowRankConfig(placement="towers", last_blocks=1, rank=2))
-CLASSES = KalmanConfig(classes=ClassConfig(views=0))
-BOTH = dataclasses.replace(HEAD, parameters=("low_rank", "classes"), classes=ClassConfig(views=0))
+CLASSES = ClassResidualsConfig(crops=0)
+BOTH = JointConfig(HEAD, CLASSES)
 KINDS = {"head": HEAD, "towers": TOWERS, "classes": CLASSES, "both": BOTH}
 
 
@@ -32,7 +31,7 @@ def task(shapes):
 def methods(tiny, task):
     found = {}
     for name, config in KINDS.items():
-        found[name] = Kalman(tiny, config)
+        found[name] = make_classifier(tiny, config)
         found[name].fit(task)
     return found
 
@@ -44,7 +43,7 @@ def method(request, methods):
 
 @pytest.mark.parametrize("how", ["linearised", "sampled", "mean"])
 def test_it_is_a_distribution_about_every_image(method, task, how):
-    prediction = method.predict_distribution(task.train.sources, how, samples=8)
+    prediction = method.predict(task.train.sources, how=how, samples=8)
     assert len(prediction) == len(task.train)
     assert prediction.class_names == tuple(task.class_names)
     torch.testing.assert_close(prediction.probabilities.sum(dim=1), torch.ones(15))
@@ -53,17 +52,17 @@ def test_it_is_a_distribution_about_every_image(method, task, how):
     averages = how != "mean"
     assert ((prediction.epistemic > 0) == averages).all()
     assert ((prediction.std > 0) == averages).all()
-    assert method.predict_distribution([], how).probabilities.shape == (0, 3)
+    assert method.predict([], how=how).probabilities.shape == (0, 3)
 
 
 def test_the_mean_alone_is_the_softmax_of_the_logits(method, task):
-    prediction = method.predict_distribution(task.train.sources, "mean")
+    prediction = method.predict(task.train.sources, how="mean")
     torch.testing.assert_close(prediction.probabilities, method.logits(task.train.sources).softmax(dim=1))
 
 
 def test_the_same_call_gives_the_same_numbers(method, task):
     for how in ("linearised", "sampled"):
-        one, other = (method.predict_distribution(task.train.sources[:3], how, 4) for _ in range(2))
+        one, other = (method.predict(task.train.sources[:3], how=how, samples=4) for _ in range(2))
         assert torch.equal(one.probabilities, other.probabilities)
 
 
@@ -72,26 +71,27 @@ def test_the_covariance_of_the_logits_is_that_of_the_dense_jacobian(tiny, method
     """``J Sigma J^T`` of an image, from C rows of n derivatives, beside that of many directions."""
     method = methods[kind]
     count = {"head": 400, "towers": 60}[kind]
-    monkeypatch.setitem(predictive.DIRECTIONS, kind, count)
+    monkeypatch.setitem(kalman.DIRECTIONS, kind, count)
     (activations,) = frozen_activations(method.encoder, task.train.sources[:1])
     with torch.no_grad():
-        logits = predictive.linearised(method, temper=False)(activations)
+        logits = method.linearized(scaled=False)(activations)
     rows = SimilarityJacobian(method.encoder, activations, method.texts).rows(torch.eye(3).unsqueeze(0))
     expected = tiny.logit_scale**2 * method.filter.belief.project(rows)
     found = logits.shared[0] @ logits.shared[0].mT
     size = expected.diagonal().max().sqrt() * expected.diagonal().sqrt()
     assert ((found - expected).abs() < 4 * (2 / count) ** 0.5 * size).all()  # four standard errors
-    belief = method.logit_belief(task.train.sources[:1])
+    (belief,) = method.linearized_batches(task.train.sources[:1], scaled=False)
     torch.testing.assert_close(belief.std[0], logits.std[0], rtol=1e-4, atol=0)
 
 
 def test_a_narrow_belief_is_linear(method, task, monkeypatch):
     """Where the belief is narrow, sampling the parameters and drawing the linearised logits say the same."""
-    monkeypatch.setitem(predictive.DIRECTIONS, "towers", 60)
-    monkeypatch.setattr(method, "temper", 1e-7)
+    monkeypatch.setitem(kalman.DIRECTIONS, "towers", 60)
+    if not isinstance(method.config, ClassResidualsConfig):
+        monkeypatch.setattr(getattr(method, "kalman", method), "covariance_scale", 1e-7)
     images = task.train.sources[::6]
-    linear = method.predict_distribution(images, samples=400)
-    drawn = method.predict_distribution(images, "sampled", samples=200 if method.config is not TOWERS else 60)
+    linear = method.predict(images, samples=400)
+    drawn = method.predict(images, how="sampled", samples=200 if method.config is not TOWERS else 60)
     torch.testing.assert_close(drawn.std, linear.std, rtol=0.35, atol=1e-3)
     torch.testing.assert_close(drawn.probabilities, linear.probabilities, atol=0.02, rtol=0)
 
@@ -99,19 +99,19 @@ def test_a_narrow_belief_is_linear(method, task, monkeypatch):
 def test_class_residuals_are_sampled_with_their_covariance(methods, task):
     """Logits are linear in the residuals: many draws have the variance that `variance` has in closed form."""
     method = methods["classes"]
-    drawn = method.predict_distribution(task.train.sources[:2], "sampled", samples=3000)
-    linear = method.predict_distribution(task.train.sources[:2])
+    drawn = method.predict(task.train.sources[:2], how="sampled", samples=3000)
+    linear = method.predict(task.train.sources[:2])
     torch.testing.assert_close(drawn.std, linear.std, rtol=0.08, atol=0)
     torch.testing.assert_close(drawn.probabilities, linear.probabilities, atol=0.03, rtol=0)
 
 
-def test_the_tempering_comes_from_held_out_images(methods, tiny, task):
-    fitted = methods["classes"].classes.temper
-    assert TYPICAL_TEMPER / 128 <= fitted <= TYPICAL_TEMPER * 128
+def test_the_covariance_scale_comes_from_held_out_images(methods, tiny, task):
+    fitted = methods["classes"].residuals.covariance_scale
+    assert TYPICAL_SCALE / 128 <= fitted <= TYPICAL_SCALE * 128
     one_each = LabelledImages(task.train.sources[::5], task.train.labels[::5], task.class_names)
-    alone = Kalman(tiny, CLASSES)
+    alone = make_classifier(tiny, CLASSES)
     alone.fit(FewShotTask(one_each))
-    assert alone.classes.temper == TYPICAL_TEMPER  # nothing can be held out
+    assert alone.residuals.covariance_scale == TYPICAL_SCALE  # nothing can be held out
 
 
 def test_validation_images_decide_how_much_is_averaged(tiny, task):
@@ -120,35 +120,34 @@ def test_validation_images_decide_how_much_is_averaged(tiny, task):
         method = Kalman(tiny, HEAD)
         method.fit(task)
         guess = (method.logits(task.train.sources).argmax(dim=1) + shift) % 3
-        before = method.temper
-        factor = method.fit_temper(LabelledImages(task.train.sources, guess.tolist(), task.class_names))
-        assert method.temper == pytest.approx(before * factor)
+        before = method.covariance_scale
+        factor = method.fit_covariance_scale(LabelledImages(task.train.sources, guess.tolist(), task.class_names))
+        assert method.covariance_scale == pytest.approx(before * factor)
         assert (factor > 1) == wider
         assert factor != 1
 
 
 def test_bad_calls(tiny, methods, task):
     with pytest.raises(ConfigError, match="fit first"):
-        Kalman(tiny).predict_distribution([])
+        Kalman(tiny).predict([])
     with pytest.raises(ConfigError, match="fit first"):
-        Kalman(tiny).fit_temper(task.train)
+        Kalman(tiny).fit_covariance_scale(task.train)
     with pytest.raises(ConfigError, match="linearised, sampled, mean"):
-        methods["classes"].predict_distribution([], "laplace")
+        methods["classes"].predict([], how="laplace")
     for samples in (1, 2.0):
         with pytest.raises(ConfigError, match="samples"):
-            methods["classes"].predict_distribution([], samples=samples)
+            methods["classes"].predict([], samples=samples)
     with pytest.raises(DataError, match="classes of the classifier"):
-        methods["classes"].fit_temper(LabelledImages(task.train.sources, task.train.labels, ["a", "b", "c"]))
+        methods["classes"].fit_covariance_scale(LabelledImages(task.train.sources, task.train.labels, ["a", "b", "c"]))
     with pytest.raises(DataError, match="at least one image"):
-        methods["classes"].fit_temper(LabelledImages([], [], task.class_names))
+        methods["classes"].fit_covariance_scale(LabelledImages([], [], task.class_names))
 
 
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
-def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
+def test_the_covariance_scale_is_saved(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
-    clf.method.temper = clf.method.temper / 3
-    if clf.method.classes is not None:
-        clf.method.classes.temper = 0.123456789012345
+    part = clf.method.residuals if config is CLASSES else clf.method
+    part.covariance_scale = 0.123456789012345
     again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
     one, other = (c.predict_distribution(shapes / "circle") for c in (clf, again))
     assert torch.equal(one.probabilities, other.probabilities)
@@ -156,29 +155,9 @@ def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
     assert list(one.labels) == list(np.array(clf.classes_)[one.probabilities.argmax(dim=1)])
 
 
-@pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
-def test_an_adapter_from_before_has_the_typical_tempering(tiny, shapes, tmp_path, config):
-    clf = KalmanCLIP(tiny, config).fit(shapes)
-    typical = Kalman(tiny, clf.config)
-    if clf.method.classes is not None:
-        state = {k: v for k, v in clf.method.classes.state_dict().items() if k != "temper"}
-        clf.method.classes.temper = 5.0
-        typical.classes.load_state_dict(state, clf.classes_)
-        assert typical.classes.temper == TYPICAL_TEMPER
-        with pytest.raises(ConfigError, match="temper"):
-            typical.classes.load_state_dict(state | {"temper": torch.ones(2)}, clf.classes_)
-        return
-    clf.method.temper = 5.0
-    folder = clf.save(tmp_path / "a")
-    description = json.loads((folder / "adapter.json").read_text())
-    assert description.pop("temper") == 5.0
-    (folder / "adapter.json").write_text(json.dumps(description))
-    assert KalmanCLIP.load(folder, tiny).method.temper == typical.temper
-
-
 def test_averaging_costs_little_confidence_where_the_model_is_right(methods, task):
     labels = torch.tensor(task.train.labels)
     method = methods["classes"]
     plain = F.cross_entropy(method.logits(task.train.sources), labels)
-    averaged = F.nll_loss(method.predict_distribution(task.train.sources).probabilities.log(), labels)
+    averaged = F.nll_loss(method.predict(task.train.sources).probabilities.log(), labels)
     assert averaged < plain + 0.1

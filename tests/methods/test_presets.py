@@ -1,4 +1,4 @@
-"""Presets: every one works, options go on top of it, and options for nothing are refused."""
+"""Presets: every one works, chooses its method, and options go on top of it."""
 
 import dataclasses
 import json
@@ -12,36 +12,46 @@ from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.spec import method_options
-from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, replaced, with_preset
+from kalmanclip.methods import (
+    PRESETS,
+    ClassResidualsConfig,
+    JointConfig,
+    KalmanConfig,
+    make_classifier,
+    method_name,
+    preset,
+    replaced,
+    with_preset,
+)
 
 LOW_RANK = ["head", "paper", "paper-literal"]
+METHODS = {"default": "class_residuals", **dict.fromkeys(LOW_RANK, "kalman"), "joint": "joint"}
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_builds(tiny, name):
     config = preset(name)
-    method = Kalman(tiny, config)
-    assert (method.classes is not None) == ("classes" in config.parameters)
+    method = make_classifier(tiny, config)
+    assert method.config == config
     assert method.needs == ("towers" if name.startswith("paper") else "features")
-    assert from_dict(KalmanConfig, to_dict(config)) == config
+    assert from_dict(type(config), to_dict(config)) == config
     assert KalmanCLIP(tiny, preset=name).config == config
 
 
 def test_which_presets_learn_what():
-    assert preset("default") == KalmanConfig()
-    assert preset("default").parameters == ("classes",)
-    assert [name for name, config in PRESETS.items() if "low_rank" in config.parameters] == LOW_RANK
+    assert preset("default") == ClassResidualsConfig()
+    assert [name for name, config in PRESETS.items() if isinstance(config, KalmanConfig)] == LOW_RANK
+    assert {name: method_name(config) for name, config in PRESETS.items()} == METHODS
 
 
 def test_the_head_is_the_default_of_the_low_rank_parameters():
-    assert preset("head") == dataclasses.replace(KalmanConfig(), parameters=("low_rank",))
+    assert preset("head") == KalmanConfig()
     assert preset("head").low_rank == LowRankConfig()
     assert preset("head").low_rank.placement == "head"
 
 
 LETTER = {
-    "parameters": ["low_rank"],
     "low_rank": {  # not given: places, blocks, rank and scale
         "placement": "towers",
         "towers": ["image", "text"],  # "both image encoder and text encoder"
@@ -74,10 +84,8 @@ DEPARTURES = {"observation": "contrastive", "prior_std": 0.1}
 
 
 def listed(name):
-    """Every option of a preset but those of class residuals, which the papers' presets do not learn."""
-    values = json.loads(json.dumps(to_dict(preset(name))))  # tuples as lists, as in a file
-    del values["classes"]
-    return values
+    """Every option of a preset, tuples as lists, as in a file."""
+    return json.loads(json.dumps(to_dict(preset(name))))
 
 
 def test_the_letter_field_by_field():
@@ -128,22 +136,28 @@ def test_a_preset_that_is_no_name(name):
 
 
 def test_options_go_on_top_of_a_preset():
-    values = with_preset({"preset": "paper", "epochs": 7, "low_rank": {"rank": 2}})
-    assert "preset" not in values
-    config = from_dict(KalmanConfig, values)
+    config = with_preset({"preset": "paper", "epochs": 7, "low_rank": {"rank": 2}})
     rank_two = dataclasses.replace(preset("paper").low_rank, rank=2)
     assert config == dataclasses.replace(preset("paper"), epochs=7, low_rank=rank_two)
     assert preset("paper").low_rank.rank == 4  # it stays what it is
-    assert with_preset({}) == to_dict(KalmanConfig())
+    assert with_preset({}) == ClassResidualsConfig()
+    assert replaced(preset("paper"), epochs=7, low_rank=rank_two) == config
+    assert with_preset({"crops": 2, "crop_scale": [0.5, 1.0]}) == ClassResidualsConfig(crops=2, crop_scale=(0.5, 1.0))
+
+
+def test_both_parts_have_one_seed():
+    config = with_preset({"preset": "joint", "seed": 3, "kalman": {"epochs": 1}})
+    assert config == JointConfig(KalmanConfig(seed=3, epochs=1), ClassResidualsConfig(seed=3))
+    assert config.seed == 3
+    assert replaced(config, seed=4).residuals.seed == 4
 
 
 def test_another_structure_takes_its_own_options(tiny):
     """The preset's update is about a diagonal belief: a dense one would refuse it."""
-    assert with_preset({"preset": "paper", "belief": "dense"})["belief_options"] == {}
-    assert with_preset({"preset": "paper", "belief": "low_rank", "belief_options": {"rank": 3}})["belief_options"] == {
-        "rank": 3
-    }
-    assert with_preset({"preset": "paper", "belief": "diagonal"})["belief_options"] == {"update": "covariance"}
+    assert with_preset({"preset": "paper", "belief": "dense"}).belief_options == {}
+    low_rank = with_preset({"preset": "paper", "belief": "low_rank", "belief_options": {"rank": 3}})
+    assert low_rank.belief_options == {"rank": 3}
+    assert with_preset({"preset": "paper", "belief": "diagonal"}).belief_options == {"update": "covariance"}
     assert KalmanCLIP(tiny, preset="paper", belief="dense").config.belief_options == {}
     assert KalmanCLIP(tiny, preset="paper", epochs=3).config.belief_options == {"update": "covariance"}
     symmetric = replaced(preset("paper"), observation="symmetric", observation_options={"distinct": True})
@@ -161,14 +175,17 @@ def test_what_is_given_is_not_changed():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_run_can_name_a_preset(name):
-    values = method_options("kalman", {"preset": name}, seed=3)
-    assert from_dict(KalmanConfig, values) == dataclasses.replace(preset(name), seed=3)
-    assert method_options("kalman", {"preset": name, "seed": 5}, seed=3)["seed"] == 5
+    wanted, method = preset(name), METHODS[name]
+    values = method_options(method, {"preset": name}, seed=3)
+    assert from_dict(type(wanted), values) == replaced(wanted, seed=3)
+    assert from_dict(type(wanted), method_options(method, {"preset": name, "seed": 5}, seed=3)).seed == 5
 
 
 def test_a_run_with_a_preset_is_the_run_with_its_options():
-    assert method_options("kalman", {"preset": "default"}, 1) == method_options("kalman", {}, 1)
-    assert method_options("kalman", {"preset": "head"}, 1) == method_options("kalman", {"parameters": ["low_rank"]}, 1)
+    assert method_options("class_residuals", {"preset": "default"}, 1) == method_options("class_residuals", {}, 1)
+    assert method_options("kalman", {"preset": "head"}, 1) == method_options("kalman", {}, 1)
+    with pytest.raises(ConfigError, match="head, paper, paper-literal"):
+        method_options("kalman", {"preset": "default"}, 1)
 
 
 def test_other_methods_have_no_presets():
@@ -176,59 +193,12 @@ def test_other_methods_have_no_presets():
         method_options("gda", {"preset": "head"}, 1)
 
 
-IDLE = {
-    "low_rank": {"rank": 2},
-    "observation": "cosine",
-    "observation_options": {"top": 3},
-    "belief": "dense",
-    "belief_options": {"update": "covariance"},
-    "noise": {"beta": 0.9},
-    "prior_std": 0.1,
-    "prior_variance": 0.1,
-    "epochs": 3,
-    "batch_size": 3,
-}
-
-
-@pytest.mark.parametrize("name", IDLE)
-def test_options_about_low_rank_parameters_need_some(name):
-    with pytest.raises(ConfigError) as error:
-        method_options("kalman", {name: IDLE[name]}, 1)
-    assert f"option {name} is about low-rank parameters" in str(error.value)
-    assert ", ".join(LOW_RANK) in str(error.value)
-    method_options("kalman", {"preset": "head", name: IDLE[name]}, 1)
-    method_options("kalman", {"parameters": ["low_rank", "classes"], name: IDLE[name]}, 1)
-
-
-@pytest.mark.parametrize("name", LOW_RANK)
-def test_options_about_classes_need_them(name):
-    with pytest.raises(ConfigError, match="classes is about class residuals"):
-        method_options("kalman", {"preset": name, "classes": {"views": 0}}, 1)
-    assert method_options("kalman", {"classes": {"views": 0}}, 1)["classes"]["views"] == 0
-
-
-def test_options_that_are_never_idle():
-    for name in PRESETS:
-        refuse_idle(["seed", "filter", "filter.alpha", "parameters"], preset(name))
-
-
-def test_of_a_dotted_name_the_first_part_counts():
-    with pytest.raises(ConfigError, match=r"option noise\.beta is about low-rank"):
-        refuse_idle(["seed", "noise.beta"], preset("default"))
-    with pytest.raises(ConfigError, match=r"option classes\.views is about class residuals"):
-        refuse_idle(["classes.views"], preset("paper"))
-    refuse_idle(["noise.beta", "classes.views"], KalmanConfig(parameters=("low_rank", "classes")))
-
-
-def test_every_option_is_about_something():
-    """A new option must say whether it is idle without low-rank parameters."""
-    names = {field.name for field in dataclasses.fields(KalmanConfig)}
-    assert names == {*IDLE, "parameters", "classes", "filter", "seed"}
-
-
-def test_the_estimator_refuses_idle_options(tiny):
-    with pytest.raises(ConfigError, match="epochs is about low-rank parameters"):
+@pytest.mark.parametrize("name", ["low_rank", "noise", "epochs", "belief"])
+def test_options_of_another_method_are_refused(tiny, name):
+    with pytest.raises(ConfigError, match=f"Unknown option {name!r} for ClassResidualsConfig. Known options: crops"):
+        with_preset({name: 1})
+    with pytest.raises(ConfigError, match="Unknown option 'crops' for KalmanConfig"):
+        with_preset({"preset": "paper", "crops": 0})
+    with pytest.raises(ConfigError, match="Unknown option 'epochs'"):
         KalmanCLIP(tiny, epochs=3)
     assert KalmanCLIP(tiny, preset="head", epochs=3).config.epochs == 3
-    with pytest.raises(ConfigError, match="Known options"):
-        KalmanCLIP(tiny, epoch=3)

@@ -10,26 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from kalmanclip.data import FewShotTask, LabelledImages
+from kalmanclip.encoders import features
+from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods import (
-    APET,
-    GDA,
-    APETConfig,
-    CLIPAdapter,
-    CLIPAdapterConfig,
-    GDAConfig,
-    LinearProbe,
-    LinearProbeConfig,
-    LPPlusPlus,
-    LPPlusPlusConfig,
-    TipAdapter,
-    TipAdapterConfig,
-    TipAdapterF,
-    TipAdapterFConfig,
-    crops,
-    features,
-)
-from kalmanclip.methods.crops import CropConfig
+from kalmanclip.methods.baselines import base
+from kalmanclip.methods.baselines.ape import APET, APETConfig
+from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter, CLIPAdapterConfig
+from kalmanclip.methods.baselines.gda import GDA, GDAConfig
+from kalmanclip.methods.baselines.linear_probe import LinearProbe, LinearProbeConfig
+from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
+from kalmanclip.methods.baselines.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
 
 C, D, SHOTS, SCALE = 4, 12, 3, 20.0
 
@@ -68,12 +58,14 @@ def random_crop(scale, view):
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch):
-    def image_features(backbone, sources, progress=None, crop=None, keep=True):
+    def image_features(encoder, sources, progress=None, crop=None, keep=True):
         return features_of(sources, "centre" if crop is None else f"{crop.scale} {crop.key}")
 
-    for module in (features, crops):
+    for module in (features, base):
         monkeypatch.setattr(module, "image_features", image_features)
-    monkeypatch.setattr(features, "text_weights", lambda backbone, names, templates: T)
+    monkeypatch.setattr(features, "keep_decoded", lambda sources, min_side: sources)
+    monkeypatch.setattr(base, "DualEncoder", lambda backbone: types.SimpleNamespace(backbone=backbone))
+    monkeypatch.setattr(base, "text_weights", lambda backbone, names, templates: T)
 
 
 def fitted(kind, config, task=TASK):
@@ -94,13 +86,14 @@ def right(logits):
 
 def test_the_crops_share_their_images_weight():
     assert CropConfig().weights == pytest.approx([0.5] + [0.1] * 5)
-    assert CropConfig(views=0).weights == [1.0]
-    assert CropConfig(views=4, centre_weight=0.0).weights == [0.25] * 4
-    f, weights = crops.crop_features(BACKBONE, TASK, CropConfig(views=2, centre_weight=0.6))
+    assert CropConfig(crops=0).weights == [1.0]
+    assert CropConfig(crops=4, centre_weight=0.0).weights == [0.25] * 4
+    config = CropConfig(crops=2, centre_weight=0.6)
+    f = features.crop_features(types.SimpleNamespace(backbone=BACKBONE), TRAIN.sources, config, TASK.seed)
     by_hand = ["centre", random_crop((0.3, 1.0), 0), random_crop((0.3, 1.0), 1)]
     assert torch.equal(f, torch.stack([features_of(TRAIN.sources, crop) for crop in by_hand], dim=1))
-    assert weights.tolist() == pytest.approx([0.6, 0.2, 0.2])
-    for bad in ({"views": -1}, {"views": 1.5}, {"centre_weight": 1.1}, {"crop_scale": (0.0, 1.0)}):
+    assert config.weights == pytest.approx([0.6, 0.2, 0.2])
+    for bad in ({"crops": -1}, {"crops": 1.5}, {"centre_weight": 1.1}, {"crop_scale": (0.0, 1.0)}):
         with pytest.raises(ConfigError):
             CropConfig(**bad)
 
@@ -111,7 +104,7 @@ def samples(config):
     for name, label in zip(TRAIN.sources, TRAIN.labels, strict=True):
         names = [("centre", config.centre_weight)] if config.centre_weight else []
         names += [
-            (random_crop(config.crop_scale, v), (1 - config.centre_weight) / config.views) for v in range(config.views)
+            (random_crop(config.crop_scale, v), (1 - config.centre_weight) / config.crops) for v in range(config.crops)
         ]
         found += [(feature(name, crop).numpy(), label, share) for crop, share in names]
     f, y, shares = (np.array(column) for column in zip(*found, strict=True))
@@ -124,11 +117,11 @@ def softmax(x):
 
 
 def test_the_linear_probe_weighs_images_alike_and_searches_its_pull():
-    config = LinearProbeConfig(views=3, centre_weight=0.4, iterations=2000)
+    config = LinearProbeConfig(crops=3, centre_weight=0.4, iterations=2000)
     f, y, shares = samples(config)
     scores = {}
     for l2 in sorted(config.l2_grid, reverse=True):
-        method = fitted(LinearProbe, LinearProbeConfig(views=3, centre_weight=0.4, l2_grid=(l2,), iterations=2000))
+        method = fitted(LinearProbe, LinearProbeConfig(crops=3, centre_weight=0.4, l2_grid=(l2,), iterations=2000))
         W = method.W.numpy()
         errors = softmax(SCALE * f @ W.T) - np.eye(C)[y]
         gradient = SCALE * (shares[:, None] * errors).T @ f / len(Y) + l2 * (W - T.numpy())
@@ -142,7 +135,7 @@ def test_the_linear_probe_weighs_images_alike_and_searches_its_pull():
     assert len({score for score, _ in scores.values()}) > 1
 
 
-@pytest.mark.parametrize("crops_used", [{"views": 1, "crop_scale": (0.5, 1.0), "centre_weight": 0.0}, {"views": 3}])
+@pytest.mark.parametrize("crops_used", [{"crops": 1, "crop_scale": (0.5, 1.0), "centre_weight": 0.0}, {"crops": 3}])
 def test_lp_plus_plus_by_numpy(crops_used):
     config = LPPlusPlusConfig(epochs=35, **crops_used)
     f, y, shares = samples(config)
@@ -169,7 +162,7 @@ def test_lp_plus_plus_by_numpy(crops_used):
 
 def test_gda_as_published():
     """The authors' lines, on ten random crops of each image."""
-    config = GDAConfig(views=10, crop_scale=(0.5, 1.0), centre_weight=0.0)
+    config = GDAConfig(crops=10, crop_scale=(0.5, 1.0), centre_weight=0.0)
     f, y, _ = samples(config)
     mus = np.stack([f[y == c].mean(axis=0) for c in range(C)])
     centred = f - mus[y]
@@ -269,7 +262,7 @@ def trained_cache(parameters, parts, alpha, lr, eps, decay, epochs):
     return best
 
 
-QUICK = {"views": 2, "train_views": 2, "epochs": 8, "batch_size": 5, "lr": 0.03, "search_steps": (40, 40)}
+QUICK = {"crops": 2, "train_crops": 2, "epochs": 8, "batch_size": 5, "lr": 0.03, "search_steps": (40, 40)}
 
 
 def keys():
@@ -345,7 +338,7 @@ def test_clip_adapter_searches_its_ratio(validation):
         list(plain_training([down, up], logits, optimiser, scheduler, 60, 5, crop, per_epoch=True))
         results[ratio] = right(logits(VAL)), down.detach(), up.detach()
     task = TASK if validation else FewShotTask(TRAIN, seed=5)
-    options = {"ratio": 0.6, "epochs": 60, "batch_size": 5, "views": 2}
+    options = {"ratio": 0.6, "epochs": 60, "batch_size": 5, "crops": 2}
     method = fitted(CLIPAdapter, CLIPAdapterConfig(**options), task)
     best = max(score for score, *_ in results.values())
     chosen = next(ratio for ratio, (score, *_) in results.items() if score == best)

@@ -8,16 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalmanclip.errors import ConfigError
-from kalmanclip.methods import ClassConfig
-from kalmanclip.methods.classes import ClassResiduals
-from kalmanclip.methods.recollection import Recollection
+from kalmanclip.methods import ClassResidualsConfig
+from kalmanclip.methods.residuals import ResidualBelief
+from kalmanclip.methods.statistics import ClassStatistics
 
-from .test_classes import SCALE, WIDTH, learned, world
+from .test_class_residuals import SCALE, WIDTH, learned, world
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 NAMES = [f"class {c}" for c in range(6)]
-FIXED = ClassConfig(prior_std=0.2)
+FIXED = ClassResidualsConfig(prior_std=0.2, alpha=0.0)
 
 
 def labels_of(C, each):
@@ -41,14 +40,16 @@ def test_recollections_of_parts_add_up_to_that_of_the_whole(seed, cut, V):
     here = world(seed)
     labels = torch.randint(3, (12,), generator=here.generator)
     views = here.views(labels, V=V)
-    whole = Recollection.of(views, labels, 3)
-    assert_same(Recollection.of(views[:cut], labels[:cut], 3) + Recollection.of(views[cut:], labels[cut:], 3), whole)
+    whole = ClassStatistics.of(views, labels, 3)
+    assert_same(
+        ClassStatistics.of(views[:cut], labels[:cut], 3) + ClassStatistics.of(views[cut:], labels[cut:], 3), whole
+    )
 
 
 def test_the_sums_are_those_of_their_definition():
     here, labels = world(1), torch.tensor([0, 2, 2, 0, 2])
     views = here.views(labels, V=3)
-    made = Recollection.of(views, labels, 3)
+    made = ClassStatistics.of(views, labels, 3)
     assert made.count.tolist() == [2, 0, 3]
     within = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     for label in (0, 2):
@@ -69,17 +70,17 @@ def test_the_metric_is_a_power_of_the_covariance_within_classes():
     assert values[-1] > 10 * values[0]  # else every exponent gives the identity
     expected = vectors @ np.diag((values + 0.03 * values[-1]) ** -0.75) @ vectors.T
     expected /= np.einsum("nvd,de,nve->nv", views, expected, views).mean()  # f^T M f is one on average
-    root = Recollection.of(torch.from_numpy(views), labels, 3).metric().numpy()
+    root = ClassStatistics.of(torch.from_numpy(views), labels, 3).metric().numpy()
     np.testing.assert_allclose(root, root.T, rtol=0, atol=1e-12)
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_recalled_images_lie_where_the_images_lay():
+def test_pseudo_images_lie_where_the_images_lay():
     here = world(2)
     labels = labels_of(3, 40)
     views = here.views(labels, V=2, noise=0.1)
-    made = Recollection.of(views, labels, 3)
-    f, recalled, weights = made.recalled()
+    made = ClassStatistics.of(views, labels, 3)
+    f, recalled, weights = made.pseudo_images()
     torch.testing.assert_close(torch.zeros(3).double().index_add_(0, recalled, weights), made.count, **CLOSE)
     torch.testing.assert_close(f.norm(dim=1), torch.ones(len(f)).double(), **CLOSE)
     for label in range(3):
@@ -89,11 +90,11 @@ def test_recalled_images_lie_where_the_images_lay():
     assert total == pytest.approx(float(made.within.trace() / made.count.sum()), rel=0.25)
 
 
-def test_very_many_classes_are_recalled_by_fewer_images():
-    made = Recollection.nothing(2000, torch.zeros(4))
+def test_very_many_classes_have_fewer_pseudo_images():
+    made = ClassStatistics.empty(2000, torch.zeros(4))
     full = dataclasses.replace(made, count=torch.ones(2000), total=torch.ones(2000, 4))
-    assert len(full.recalled()[0]) == 2000 * 16
-    assert len(made.recalled()[0]) == 0
+    assert len(full.pseudo_images()[0]) == 2000 * 16
+    assert len(made.pseudo_images()[0]) == 0
 
 
 def test_without_new_images_the_mode_stays():
@@ -102,14 +103,14 @@ def test_without_new_images_the_mode_stays():
     labels = labels_of(3, 8)
     residuals = learned(here.views(labels), labels, here.T, FIXED)
     before, gain = residuals.belief.mean.clone(), float(residuals.belief.gain)
-    residuals.settle([residuals.recollection], residuals.belief.strength)
+    residuals.relearn([residuals.statistics], residuals.belief.strength)
     torch.testing.assert_close(residuals.belief.mean, before, rtol=0, atol=0.02 * float(before.norm(dim=1).mean()))
     assert float(residuals.belief.gain) == pytest.approx(gain, abs=0.02)
 
 
 def streamed(here, groups, each, config=FIXED):
     """Classes arrive group by group; only the images of the group are there."""
-    residuals, seen = ClassResiduals(config, SCALE), []
+    residuals, seen = ResidualBelief(config, SCALE), []
     for group in groups:
         seen = seen + group
         residuals.set_classes([NAMES[c] for c in seen], here.T[seen])
@@ -143,12 +144,12 @@ def test_single_images_in_random_order_approach_the_joint_fit(seed):
     labels = labels_of(4, 8)
     views = here.views(labels)
     joint = learned(views, labels, here.T, FIXED, names=NAMES[:4])
-    residuals = ClassResiduals(FIXED, SCALE)
+    residuals = ResidualBelief(FIXED, SCALE)
     residuals.set_classes(NAMES[:4], here.T)
     for i in torch.randperm(len(labels), generator=here.generator).tolist():
         residuals.learn(views[i : i + 1], labels[i : i + 1])
         assert torch.isfinite(residuals.weights()).all()
-    assert residuals.recollection.count.tolist() == [8, 8, 8, 8]
+    assert residuals.statistics.count.tolist() == [8, 8, 8, 8]
     assert accuracy(residuals, here, 100) > accuracy(joint, here, 100) - 0.05
     f = here.views(labels_of(4, 50), V=0)[:, 0]
     agree = (residuals.logits(f).argmax(dim=1) == joint.logits(f).argmax(dim=1)).double().mean()
@@ -161,7 +162,7 @@ def test_a_stream_of_single_images_never_fails_and_its_sums_do_not_depend_on_the
     here = world(5, C=4)
     labels = labels_of(4, 2)
     views = here.views(labels, V=V)
-    residuals = ClassResiduals(ClassConfig(), SCALE)
+    residuals = ResidualBelief(ClassResidualsConfig(crops=V, alpha=0.0), SCALE)
     known: list[int] = []
     for i in order:
         label = int(labels[i])
@@ -170,9 +171,9 @@ def test_a_stream_of_single_images_never_fails_and_its_sums_do_not_depend_on_the
         residuals.learn(views[i : i + 1], torch.tensor([known.index(label)]))
         assert torch.isfinite(residuals.logits(views[:, 0])).all()
         assert torch.isfinite(residuals.variance(views[:, 0])).all()
-    whole = Recollection.of(views, labels, 4).chosen(known)
+    whole = ClassStatistics.of(views, labels, 4).select(known)
     for name in ("count", "total", "within"):
-        torch.testing.assert_close(getattr(residuals.recollection, name), getattr(whole, name), **CLOSE)
+        torch.testing.assert_close(getattr(residuals.statistics, name), getattr(whole, name), **CLOSE)
 
 
 def test_a_class_that_is_dropped_is_forgotten():
@@ -180,16 +181,16 @@ def test_a_class_that_is_dropped_is_forgotten():
     labels = labels_of(3, 4)
     residuals = learned(here.views(labels), labels, here.T, FIXED, names=NAMES[:3])
     residuals.set_classes([NAMES[2], "new", NAMES[0]], here.T)
-    assert residuals.recollection.count.tolist() == [4, 0, 4]
+    assert residuals.statistics.count.tolist() == [4, 0, 4]
     residuals.learn(here.views(torch.tensor([1, 1])), torch.tensor([1, 1]))
-    assert residuals.recollection.count.tolist() == [4, 2, 4]
+    assert residuals.statistics.count.tolist() == [4, 2, 4]
 
 
 def test_fewer_classes_spread_as_before():
     here = world(3)
     labels = labels_of(3, 8)
-    whole = Recollection.of(here.views(labels, V=3), labels, 3)
-    some = whole.chosen([2, None, 1])
+    whole = ClassStatistics.of(here.views(labels, V=3), labels, 3)
+    some = whole.select([2, None, 1])
     assert some.count.tolist() == [8, 0, 8]
     torch.testing.assert_close(some.within / 16, whole.within / 24, **CLOSE)
 
@@ -198,29 +199,10 @@ def test_what_is_kept_survives_the_state():
     here = world(7)
     labels = labels_of(3, 4)
     residuals = learned(here.views(labels), labels, here.T, FIXED, names=NAMES[:3])
-    again = ClassResiduals(FIXED, SCALE)
+    again = ResidualBelief(FIXED, SCALE)
     again.load_state_dict({name: t.clone() for name, t in residuals.state_dict().items()}, residuals.names)
     again.set_classes(residuals.names, here.T)
     more = here.views(torch.tensor([0, 1]))
     for one in (residuals, again):
         one.learn(more, torch.tensor([0, 1]))
     torch.testing.assert_close(again.belief.mean, residuals.belief.mean, rtol=0, atol=0)
-
-
-def test_a_state_without_it_predicts_but_does_not_learn_on():
-    here = world(8)
-    labels = labels_of(3, 4)
-    residuals = learned(here.views(labels), labels, here.T, FIXED, names=NAMES[:3])
-    kept = set(residuals.recollection.state_dict())
-    state = {name: t for name, t in residuals.state_dict().items() if name not in kept}
-    old = ClassResiduals(FIXED, SCALE)
-    old.load_state_dict(state, residuals.names)
-    old.set_classes(residuals.names, here.T)
-    f = here.views(labels, V=0)[:, 0]
-    torch.testing.assert_close(old.logits(f), residuals.logits(f))
-    with pytest.raises(ConfigError, match="fit again"):
-        old.learn(here.views(labels), labels)
-    with pytest.raises(ConfigError, match="'within'"):
-        ClassResiduals(FIXED, SCALE).load_state_dict(
-            {name: t for name, t in residuals.state_dict().items() if name != "within"}, residuals.names
-        )

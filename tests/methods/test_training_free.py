@@ -8,23 +8,21 @@ import pytest
 import torch
 
 from kalmanclip.data import FewShotTask
+from kalmanclip.encoders import DualEncoder, features
+from kalmanclip.encoders.crops import RandomCrop
+from kalmanclip.encoders.features import text_weights
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.methods import (
-    APE,
-    TIMO,
-    TIMOS,
-    APEConfig,
-    ProKeR,
-    ProKeRConfig,
-    TIMOConfig,
-    TIMOSConfig,
-)
-from kalmanclip.methods.ape import channel_criterion
-from kalmanclip.methods.features import RandomCrop, image_features, text_weights
-from kalmanclip.methods.timo import discriminant, guided_text, joined
+from kalmanclip.methods.baselines.ape import APE, APEConfig, channel_criterion
+from kalmanclip.methods.baselines.proker import ProKeR, ProKeRConfig
+from kalmanclip.methods.baselines.timo import TIMO, TIMOS, TIMOConfig, TIMOSConfig, discriminant, guided_text, joined
 
 C, D, SHOTS = 4, 12, 3
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "{} on a noisy ground.")
+
+
+def image_features(backbone, *arguments, **options):
+    """Of the frozen towers."""
+    return features.image_features(DualEncoder(backbone), *arguments, **options)
 
 
 class Toy:
@@ -124,7 +122,7 @@ def test_ape_and_its_search_by_plain_loops(tiny, toy):
 
 def test_ape_fits_on_the_mean_of_its_crops(tiny, task):
     plain = FewShotTask(task.train, seed=task.seed)
-    method = APE(tiny, APEConfig(views=2))
+    method = APE(tiny, APEConfig(crops=2))
     method.fit(plain)
     K, T = Toy.unit(crops(tiny, task, 2).mean(axis=0)), method.T.double().numpy()
     f = image_features(tiny, task.train.sources)
@@ -214,7 +212,7 @@ def test_the_numbers_of_prompts(tiny, prompts, expected):
 
 def test_timo_fits_on_all_crops_and_every_template(tiny, task):
     several = FewShotTask(task.train, templates=TEMPLATES, seed=task.seed)
-    method = TIMO(tiny, TIMOConfig(views=2, alpha=70.0))
+    method = TIMO(tiny, TIMOConfig(crops=2, alpha=70.0))
     method.fit(several)
     passes, y = crops(tiny, task, 2), np.array(task.train.labels)
     keys = Toy.unit(passes.mean(axis=0))
@@ -230,7 +228,7 @@ def test_timo_fits_on_all_crops_and_every_template(tiny, task):
 
 def test_timo_needs_every_class(tiny, task):
     with pytest.raises(DataError, match="none of triangle"):
-        TIMO(tiny, TIMOConfig(views=0)).fit(FewShotTask(task.train.subset(range(6))))
+        TIMO(tiny, TIMOConfig(crops=0)).fit(FewShotTask(task.train.subset(range(6))))
 
 
 # ProKeR
@@ -261,7 +259,7 @@ def test_prokers_search_by_plain_loops(tiny, toy):
 @pytest.mark.parametrize(("shots", "beta", "lmbda"), [(1, 3.0, 0.05), (3, 2.6, 0.05)])
 def test_proker_fits_all_crops_with_the_transferred_options(tiny, task, shots, beta, lmbda):
     few = FewShotTask(task.train.subset(i for i in range(9) if i % 3 < shots), seed=task.seed)
-    method = ProKeR(tiny, ProKeRConfig(views=2))
+    method = ProKeR(tiny, ProKeRConfig(crops=2))
     method.fit(few)
     assert (method.beta, method.lmbda) == (beta, lmbda)
     X = crops(tiny, few, 2)
@@ -273,14 +271,14 @@ def test_proker_fits_all_crops_with_the_transferred_options(tiny, task, shots, b
 
 
 def test_prokers_own_options_come_first(tiny, task):
-    method = ProKeR(tiny, ProKeRConfig(views=0, beta=0.7, lmbda=0.3))
+    method = ProKeR(tiny, ProKeRConfig(crops=0, beta=0.7, lmbda=0.3))
     method.fit(FewShotTask(task.train))
     assert (method.beta, method.lmbda) == (0.7, 0.3)
 
 
 @pytest.mark.parametrize("method", [APE, TIMO, TIMOS, ProKeR])
 def test_choices_are_made_on_validation_images_where_there_are_some(tiny, task, method):
-    config = dataclasses.replace(method(tiny).config, views=0)
+    config = dataclasses.replace(method(tiny).config, crops=0)
     chosen, fixed = method(tiny, config), method(tiny, config)
     chosen.fit(task)
     fixed.fit(dataclasses.replace(task, validation=None))
@@ -301,7 +299,7 @@ def test_choices_are_made_on_validation_images_where_there_are_some(tiny, task, 
         (ProKeRConfig, {"beta": 0.0}),
         (ProKeRConfig, {"lmbda_range": (1.0, 0.1, 5)}),
         (ProKeRConfig, {"beta_range": (0.1, 1.0, 0)}),
-        (ProKeRConfig, {"views": -1}),
+        (ProKeRConfig, {"crops": -1}),
     ],
 )
 def test_bad_options(kind, bad):

@@ -70,8 +70,9 @@ def test_derivatives_of_gaussian_observations(name, B, C, seed):
 def test_exponential_family_gives_the_gradient_and_the_information(name, options, B, C, seed, sharp):
     """H^T e is the gradient of log p(y | x), H^T H the Fisher information (or Boehning's bound on it)."""
     S, labels = random_batch(B, C, seed)
-    terms = make_likelihood(name, **options).terms(S, labels, sharp)
-    assert terms.has_covariance
+    likelihood = make_likelihood(name, **options)
+    terms = likelihood.terms(S, labels, sharp)
+    assert likelihood.has_covariance
     e = terms.y - terms.y_hat
     gradient = torch.einsum("bkc,bk->bc", terms.G, e)
     S_ = S.clone().requires_grad_()

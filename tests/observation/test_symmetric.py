@@ -52,7 +52,7 @@ def test_outputs_and_derivatives(B, C, seed, distinct):
     likelihood = make_likelihood("symmetric", distinct=distinct)
     terms = likelihood.terms(*shown(likelihood, S, labels), SCALE)
     assert torch.equal(terms.y, torch.ones(B, 2, dtype=torch.float64))
-    assert not terms.has_covariance
+    assert not likelihood.has_covariance
     torch.testing.assert_close(terms.y_hat, pair_by_pair(S, labels, SCALE, distinct))
     exact = jacrev(lambda s: pair_by_pair(s, labels, SCALE, distinct))(S)  # (B, 2, B, C)
     torch.testing.assert_close(terms.G, exact[..., likelihood.texts(labels, C)])

@@ -4,18 +4,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kalmanclip.prediction import LogitGaussian, Prediction, averaged, decompose, expected_softmax
+from kalmanclip.prediction import LogitGaussian, Prediction, averaged, expected_softmax
 
 
 def test_all_agree_that_it_is_open():
-    parts = decompose(averaged(torch.zeros(10, 1, 4)))
+    parts = averaged(torch.zeros(10, 1, 4)).decompose()
     torch.testing.assert_close(parts.aleatoric, torch.tensor([math.log(4)]))
     torch.testing.assert_close(parts.epistemic, torch.zeros(1))
 
 
 def test_all_are_sure_and_disagree():
     logits = 100 * torch.eye(4).unsqueeze(1)  # four classifiers, one image, each for another class
-    parts = decompose(averaged(logits))
+    parts = averaged(logits).decompose()
     torch.testing.assert_close(parts.aleatoric, torch.zeros(1), atol=1e-5, rtol=0)
     torch.testing.assert_close(parts.epistemic, torch.tensor([math.log(4)]))
 
@@ -26,16 +26,16 @@ def test_parts_are_not_negative_and_add_up_to_the_entropy(seed, size):
     g = torch.Generator().manual_seed(seed)
     logits = LogitGaussian(3 * torch.randn(6, 5, generator=g), size * torch.rand(6, 5, generator=g))
     average = expected_softmax(logits)
-    parts = decompose(average)
+    parts = average.decompose()
     assert (parts.aleatoric >= 0).all()
     assert (parts.epistemic >= 0).all()
-    torch.testing.assert_close(parts.total, torch.special.entr(average.probabilities).sum(dim=1))
+    torch.testing.assert_close(parts.aleatoric + parts.epistemic, torch.special.entr(average.probabilities).sum(dim=1))
 
 
 def test_a_wider_belief_is_more_epistemic():
     g = torch.Generator().manual_seed(0)
     logits = LogitGaussian(3 * torch.randn(6, 5, generator=g), torch.ones(6, 5))
-    narrow, wide = (decompose(expected_softmax(logits.tempered(t))).epistemic for t in (0.1, 1.0))
+    narrow, wide = (expected_softmax(logits.scaled(t)).decompose().epistemic for t in (0.1, 1.0))
     assert (wide > narrow).all()
 
 

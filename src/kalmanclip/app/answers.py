@@ -10,12 +10,10 @@ from torch import Tensor
 
 from kalmanclip.app.gallery import Gallery
 from kalmanclip.app.limits import Upload
+from kalmanclip.encoders.features import frozen_activations
 from kalmanclip.errors import ConfigError
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.methods.features import frozen_activations
-from kalmanclip.methods.predictive import precise
-from kalmanclip.prediction import LogitGaussian, Prediction
-from kalmanclip.prediction.unknown import FALSE_ALARMS
+from kalmanclip.prediction import FALSE_ALARMS, LogitGaussian, Prediction
 
 CHOICES = 5
 """Classes that are shown, the most probable first."""
@@ -102,13 +100,13 @@ def _embedding(classifier: KalmanCLIP, image: Upload) -> Tensor:
     """Unit-length, (1, d)."""
     encoder = classifier.method.encoder
     (activations,) = frozen_activations(encoder, [image], keep=False)
-    return precise(encoder.encode_images(activations))
+    return encoder.encode_images(activations)
 
 
 def _unknown(classifier: KalmanCLIP, f: Tensor) -> bool | None:
-    known = classifier.method.known
+    ood = classifier.method.ood
     try:
-        return None if known is None else bool(known.score(f)[0] < known.threshold(FALSE_ALARMS).value)
+        return None if ood is None else bool(ood.score(f)[0] > ood.threshold(FALSE_ALARMS).value)
     except ConfigError:  # too few training pictures for a threshold
         return None
 
@@ -123,11 +121,11 @@ def _among(classifier: KalmanCLIP, image: Upload) -> tuple[str, ...] | None:
 
 
 def _neighbours(classifier: KalmanCLIP, f: Tensor, gallery: Gallery) -> tuple[Neighbour, ...]:
-    known = classifier.method.known
+    known = classifier.method.ood
     if known is None:
         return ()
     nearest = known.nearest(f, NEIGHBOURS)
     return tuple(
-        Neighbour(known.sources[i], classifier.classes_[int(known.labels[i])], s, gallery.show(i, known.sources[i]))
+        Neighbour(known.names[i], classifier.classes_[int(known.labels[i])], s, gallery.show(i, known.names[i]))
         for s, i in zip(nearest.similarity[0].tolist(), nearest.position[0].tolist(), strict=True)
     )

@@ -19,7 +19,6 @@ from kalmanclip.data import LabelledImages, class_name_from_folder
 from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.estimator import KalmanCLIP
-from kalmanclip.methods import idle
 from kalmanclip.metrics import ReliabilityBin, expected_calibration_error, reliability_table
 
 MAX_NAME = 80
@@ -169,7 +168,7 @@ class LiveAdapter:
                 backbone=method.backbone.name,
                 prompts=tuple(method.templates),
                 counts=self._counts(),
-                options={name: value for name, value in options.items() if idle(name, method.config) is None},
+                options=options,
                 calibration=0 if method.calibration is None else len(method.calibration),
                 measured=self._measured,
                 unsaved=self._unsaved,
@@ -177,7 +176,7 @@ class LiveAdapter:
             )
 
     def _counts(self) -> dict[str, int | None]:
-        names, known = self._classifier.classes_, self._classifier.method.known
+        names, known = self._classifier.classes_, self._classifier.method.training_images
         if known is None:
             return dict.fromkeys(names)
         counts = known.labels.bincount(minlength=len(names)).tolist()
@@ -188,9 +187,9 @@ class LiveAdapter:
 
     def _keep_previews(self, images: Sequence[Upload]) -> None:
         """The last training pictures are these; their files are gone, so their previews are kept."""
-        known = self._classifier.method.known
+        known = self._classifier.method.training_images
         if known is not None:
-            for position, image in enumerate(images, start=len(known.sources) - len(images)):
+            for position, image in enumerate(images, start=len(known.names) - len(images)):
                 self._gallery.add(position, image.name, image.image)
 
     def _measure(self) -> Measured | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from kalmanclip.app.answers import COVERAGE, RANGE, Answer, Choice, Neighbour
 from kalmanclip.app.limits import MAX_BYTES, MAX_PIXELS, Upload, preview
 from kalmanclip.app.live import About, Lesson, Measured
-from kalmanclip.prediction.unknown import FALSE_ALARMS
+from kalmanclip.prediction import FALSE_ALARMS
 
 _SIDE = 480  # pixels of the preview of what was uploaded
 _MANY = 60  # classes listed at once; the others unfold

@@ -111,7 +111,7 @@ def evaluate(
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
     strangers = read_strangers(spellings(unknown), false_alarms)
     clf = load(adapter, device, precision)
-    if strangers and (clf.method.known is None or len(clf.method.known.features) < 3):
+    if strangers and (clf.method.ood_threshold() is None):
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
     tests = _tests(data, root, clf.classes_, damages)
     outside = [look_at(clf, name, files) for name, files in strangers.items()]
@@ -184,8 +184,9 @@ def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_al
 
     images, columns = test.shift.images, list(test.shift.columns)
     with bars(f"{test.name} {test.corruption or ''}".strip() + ": ") as progress, naming_bad_images(images.sources):
-        both = clf.method.logits_and_zero_shot(images.sources, progress)
-    tuned, untuned = (scores[:, columns] for scores in both)
+        prediction = clf.method.predict(images.sources, how="mean", zero_shot=True, progress=progress)
+    assert prediction.zero_shot is not None
+    tuned, untuned = (scores[:, columns] for scores in (prediction.mean, prediction.zero_shot))
     predicted = tuned.argmax(dim=1).numpy()
     matrix = confusion_matrix(images.labels, predicted, len(columns))
     probabilities, labels = tuned.double().softmax(dim=1).numpy(), np.asarray(images.labels)

@@ -25,7 +25,6 @@ from kalmanclip.cli.options import build_config
 from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.cli.screen import bars, command_line, facts, note, percent, say, size_of, some, suggest, waiting
 from kalmanclip.cli.training import Material, fingerprint, read_material
-from kalmanclip.config import to_dict
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,7 +156,9 @@ def fit(
         resuming.refuse_beginning(output)
 
     with waiting("Loading"):
+        from kalmanclip.adapter import read_config
         from kalmanclip.estimator import KalmanCLIP
+        from kalmanclip.methods import ClassResidualsConfig, KalmanConfig
         from kalmanclip.retrieval import CAPTION_TEMPLATES, learnable, pair_config
 
     flags = {
@@ -167,8 +168,7 @@ def fit(
         "low_rank.placement": placement,
         "observation": observation,
         "belief": belief,
-        "classes.views": views,
-        "filter.alpha": alpha,
+        "crops": views,
         "noise.beta": beta,
         "seed": seed,
     }
@@ -176,15 +176,15 @@ def fit(
     captions = material.pairs is not None
     if captions and template:
         raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
-    start = before["config"] if before else to_dict(pair_config()) if captions else None
-    learned = build_config({}, config, start, preset).parameters
-    flags["prior_std" if "low_rank" in learned else "classes.prior_std"] = prior_std
+    start = read_config(before) if before else pair_config() if captions else None
+    residuals = isinstance(build_config({}, config, start, preset), ClassResidualsConfig)
+    flags |= {"alpha" if residuals else "filter.alpha": alpha, "prior_std": prior_std}
     options = build_config(flags, config, start, preset)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
         resuming.require_same_options(before, options, model, template, noted)
         shots, calibrate, precision = (before["notes"].get(name) for name in noted)
-    elif captions and "classes" in options.parameters:
+    elif captions and not isinstance(options, KalmanConfig):
         raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
     if captions and calibrate:
         raise ConfigError("Captions have no classes to make sets of: leave --calibrate out.")

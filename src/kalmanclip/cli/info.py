@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import kalmanclip
-from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError
@@ -92,17 +91,15 @@ def _adapter(adapter: Path) -> None:
     )
     say()
     say("Options", style="bold")
-    facts(_options(description["config"]))
+    facts(_options(description))
 
 
-def _options(saved: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those that had an effect, as a file for --config would have them."""
-    from kalmanclip.methods import idle
+def _options(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """All options, as a file for --config would have them."""
+    from kalmanclip.adapter import read_config
 
-    config = build_config({}, start=saved)
-    for name, value in flatten(to_dict(config)).items():
-        if idle(name, config) is None:
-            yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
+    for name, value in flatten(to_dict(read_config(description))).items():
+        yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:
@@ -114,10 +111,10 @@ def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]
 
 
 def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    if "classes.mean" not in tensors:
+    if "residuals.mean" not in tensors:
         return []
-    C, d = tensors["classes.mean"].shape
-    std, gain = float(tensors["classes.strength"]) ** -0.5, float(tensors["classes.gain"])
+    C, d = tensors["residuals.mean"].shape
+    std, gain = float(tensors["residuals.strength"]) ** -0.5, float(tensors["residuals.gain"])
     return [
         ("belief", f"about residuals of {C} classes in {d} dimensions"),
         ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
@@ -130,21 +127,22 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
     if "belief.mean" not in tensors:
         return []
     state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
+    config = description["config"].get("kalman", description["config"])
     try:
-        std = restore_belief(description["config"]["belief"], state).marginal_variance().sqrt()
+        std = restore_belief(config["belief"], state).marginal_variance().sqrt()
     except ConfigError as problem:
         raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
     return [
-        ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
-        ("belief", f"{description['config']['belief']}, over {std.numel()} low-rank parameters"),
+        ("steps", f"{description['state']['steps']}, of which {description['state']['skipped']} skipped"),
+        ("belief", f"{config['belief']}, over {std.numel()} low-rank parameters"),
         ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
-        *_shrinkage(description.get("prior_variance"), float(std.mean())),
+        *_shrinkage(description["state"].get("prior_variance"), float(std.mean())),
     ]
 
 
 def _told(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
     """What predictions can say beside classes."""
-    images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("unknown", "conformal"))
+    images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("ood", "conformal"))
     return [
         ("unknown images", f"told by {images} training images" if images else "are not marked (default preset only)"),
         ("sets of classes", f"calibrated on {held} images" if held else "not calibrated (fit --calibrate)"),

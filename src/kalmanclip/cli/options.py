@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kalmanclip.config import from_dict, merge
+from kalmanclip.config import merge
 from kalmanclip.errors import ConfigError
 from kalmanclip.files import read_json
 
 if TYPE_CHECKING:
-    from kalmanclip.methods import KalmanConfig
+    from kalmanclip.methods import MethodConfig
 
 
 def build_config(
     flags: dict[str, Any],
     file: Path | None = None,
-    start: dict[str, Any] | None = None,
+    start: MethodConfig | None = None,
     preset: str | None = None,
-) -> KalmanConfig:
+) -> MethodConfig:
     """The options of one run.
 
     Args:
@@ -28,9 +28,9 @@ def build_config(
         preset: where to start from; wins over ``start``. A file may name one too.
 
     Raises:
-        ConfigError: an option is unknown, refused, or given although it has no effect.
+        ConfigError: an option is unknown to the preset's method, or refused.
     """
-    from kalmanclip.methods import KalmanConfig, refuse_idle, with_preset
+    from kalmanclip.methods import with_options, with_preset
 
     given: dict[str, Any] = {}
     if file is not None:
@@ -47,13 +47,4 @@ def build_config(
             given = merge(given, value)
     if preset is not None:
         given["preset"] = preset
-    values = with_preset(given) if start is None or "preset" in given else merge(start, given)
-    config = from_dict(KalmanConfig, values)
-    refuse_idle((name for name, value in flags.items() if value is not None), config, _flag)
-    refuse_idle((name for name in given if name not in ("preset", "parameters")), config)
-    return config
-
-
-def _flag(name: str) -> str:
-    """An option as the command line calls it: ``low_rank.rank`` is --rank."""
-    return "--" + name.rpartition(".")[2].replace("_", "-")
+    return with_preset(given) if start is None or "preset" in given else with_options(start, given)

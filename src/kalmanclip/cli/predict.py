@@ -129,14 +129,16 @@ def _scores(clf: KalmanCLIP, files: list[Path], wanted: Wanted, skip_bad: bool) 
 
 
 def _predict(clf: KalmanCLIP, files: Sequence[Path], wanted: Wanted) -> list[Score]:
-    known = clf.method.known
+    threshold = clf.method.ood_threshold(wanted.false_alarms)
     more: dict[str, Sequence[Any]] = {}
     with bars() as progress:
-        if known is not None and len(known.features) > 2:  # fewer have no threshold
-            logits, familiarity = clf.method.logits_and_familiarity(files, progress)
-            probabilities = logits.softmax(dim=1).numpy()
-            more["unknown"] = (familiarity < known.threshold(wanted.false_alarms).value).tolist()
-            more["familiarity"] = familiarity.tolist()
+        if threshold is not None:
+            prediction = clf.method.predict(files, how="mean", false_alarms=wanted.false_alarms, progress=progress)
+            probabilities = prediction.at_mean.numpy()
+            assert prediction.is_ood is not None
+            assert prediction.ood_score is not None
+            more["unknown"] = prediction.is_ood.tolist()
+            more["familiarity"] = (-prediction.ood_score).tolist()
         else:
             note("Images that show nothing known are not marked: that takes the default preset.")
             probabilities = clf.predict_proba(files, progress=progress)

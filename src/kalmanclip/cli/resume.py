@@ -6,14 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kalmanclip.cli.options import build_config
 from kalmanclip.cli.screen import some
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from kalmanclip.data import LabelledImages
-    from kalmanclip.methods import KalmanConfig
+    from kalmanclip.methods import MethodConfig
 
 
 def find(output: Path) -> dict[str, Any] | None:
@@ -46,7 +45,7 @@ def refuse_beginning(output: Path) -> NoReturn:
 
 def require_same_options(
     before: dict[str, Any],
-    options: KalmanConfig,
+    options: MethodConfig,
     model: str | None,
     template: list[str] | None,
     noted: dict[str, int | str | None],
@@ -61,7 +60,9 @@ def require_same_options(
             "This adapter does not say how far its fit came (it was not saved by `kalmanclip fit`). "
             "Start again with --force."
         )
-    old, new = (flatten(to_dict(c)) for c in (build_config({}, start=before["config"]), options))
+    from kalmanclip.adapter import read_config
+
+    old, new = (flatten(to_dict(c)) for c in (read_config(before), options))
     changed = [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
     given = {
         "model": (before["backbone"]["name"], model),

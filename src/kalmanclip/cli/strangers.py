@@ -53,9 +53,11 @@ def look_at(clf: KalmanCLIP, name: str, files: Sequence[Any]) -> Strangers:
     from kalmanclip.metrics import maximum_softmax
 
     with bars(f"{name}: ") as progress, naming_bad_images(files):
-        familiarity = clf.method.logits_and_familiarity(files, progress)[1].numpy()
-        zero_shot = clf.method.logits_and_zero_shot(files, progress)[1]
-    return Strangers(name, familiarity, maximum_softmax(zero_shot, temperature=clf.backbone.logit_scale))
+        prediction = clf.method.predict(files, how="mean", zero_shot=True, progress=progress)
+    assert prediction.ood_score is not None
+    assert prediction.zero_shot is not None
+    familiarity = -prediction.ood_score.numpy()
+    return Strangers(name, familiarity, maximum_softmax(prediction.zero_shot, temperature=clf.backbone.logit_scale))
 
 
 def told_apart(
@@ -65,8 +67,8 @@ def told_apart(
     from kalmanclip.metrics import detection_auroc, fpr_at_tpr
 
     own = look_at(clf, name, sources)
-    assert clf.method.known is not None
-    threshold = clf.method.known.threshold(rate)
+    threshold = clf.method.ood_threshold(rate)
+    assert threshold is not None
     rows = [
         {
             "name": other.name,
@@ -75,11 +77,11 @@ def told_apart(
             "fpr95": fpr_at_tpr(own.familiarity, other.familiarity),
             "mcm_auroc": detection_auroc(own.mcm, other.mcm),
             "mcm_fpr95": fpr_at_tpr(own.mcm, other.mcm),
-            "flagged": float((other.familiarity < threshold.value).mean()),
+            "flagged": float((other.familiarity < -threshold).mean()),
         }
         for other in outside
     ]
-    alarms = {"asked_for": rate, "found": float((own.familiarity < threshold.value).mean())}
+    alarms = {"asked_for": rate, "found": float((own.familiarity < -threshold).mean())}
     return {"unknown": rows, "false_alarms": alarms}
 
 

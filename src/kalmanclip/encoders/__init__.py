@@ -1,12 +1,12 @@
 """Frozen CLIP models, low-rank parameters in both towers, and exact Jacobians of their similarities.
 
 `load_backbone` builds a frozen open_clip model, `DualEncoder` adds low-rank parameters (`LowRankConfig`) as one flat
-vector ``theta``, and `SimilarityJacobian` differentiates the similarities of a batch with respect to ``theta``. A
-`FeatureCache` keeps what the frozen image tower computes on disk.
+vector ``theta``, and `SimilarityJacobian` differentiates the similarities of a batch with respect to ``theta``.
+`features` turns images into what the towers make of them; a `FeatureCache` keeps that on disk.
 """
 
 from kalmanclip.encoders.backbone import Backbone, load_backbone
-from kalmanclip.encoders.disk_cache import FeatureCache, cache_folder
+from kalmanclip.encoders.cache import FeatureCache, cache_folder
 from kalmanclip.encoders.dual import DualEncoder
 from kalmanclip.encoders.jacobian import SimilarityJacobian
 from kalmanclip.encoders.low_rank import LowRankConfig

@@ -32,7 +32,7 @@ from kalmanclip.encoders.preprocess import Preprocess
 from kalmanclip.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from kalmanclip.encoders.disk_cache import FeatureCache
+    from kalmanclip.encoders.cache import FeatureCache
 
 TINY = "tiny"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -22,7 +22,8 @@ class DualEncoder(nn.Module):
 
     Args:
         backbone: the frozen CLIP; never modified.
-        config: where the low-rank parameters sit.
+        config: where the low-rank parameters sit; None: there are none, and the activations of an image are its
+            frozen embedding.
         seed: of the random ``A``.
 
     Attributes:
@@ -31,7 +32,7 @@ class DualEncoder(nn.Module):
 
     theta: Tensor
 
-    def __init__(self, backbone: Backbone, config: LowRankConfig, seed: int = 0) -> None:
+    def __init__(self, backbone: Backbone, config: LowRankConfig | None = None, seed: int = 0) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config

@@ -2,7 +2,8 @@
 
 The prefix has no parameters of ours, so it is computed once per image (or prompt) and can be kept; the suffix is
 computed at every step. The open_clip modules themselves are never changed: the suffix runs their weights and adds the
-low-rank corrections, so one model in memory serves both the zero-shot and the tuned classifier.
+low-rank corrections, so one model in memory serves both the zero-shot and the tuned classifier. Blocks are run by their
+weights even without corrections: `torch.nn.MultiheadAttention` moves the samples behind the tokens and back.
 
 Activations travel as tuples of tensors, samples first, so that a batch is picked by indexing every tensor alike.
 Towers may compute in lower precision; the embeddings that leave them are in float32 at least (`unit`).
@@ -10,21 +11,22 @@ Towers may compute in lower precision; the embeddings that leave them are in flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from open_clip import CLIP, CustomTextCLIP
 from open_clip.modified_resnet import ModifiedResNet
-from open_clip.transformer import TextTransformer, VisionTransformer
+from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
 from torch import Tensor, nn
 
-from kalmanclip.encoders.blocks import AdaptedBlock, Read, plain_blocks, project, run
 from kalmanclip.encoders.low_rank import LowRank, LowRankConfig, RowSink
 from kalmanclip.errors import ModelError
 
 Activations = tuple[Tensor, ...]
+Read = Callable[[Tensor], Tensor]
+"""Picks the tokens that are read, (N, tokens, ...) to (N, fewer, ...)."""
 
 EMBEDDING = "embedding"
 """The product (see `Tower`) of a whole frozen tower: embeddings of unit length."""
@@ -33,6 +35,111 @@ EMBEDDING = "embedding"
 def unit(x: Tensor) -> Tensor:
     """Rows of unit length, in float32 at least: similarities and what is learned from them need the digits."""
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+
+
+def run(blocks: Sequence[nn.Module], x: Tensor, mask: Tensor | None, read: Read | None) -> Tensor:
+    """One block after the other; the last computes only the tokens that are read, which is most of what it costs.
+
+    Args:
+        blocks: `AdaptedBlock`s, at least one.
+        x: (N, tokens, width).
+        mask: of the attention, (tokens, tokens).
+        read: as in `AdaptedBlock.forward`; None where all tokens are wanted.
+    """
+    for block in blocks[:-1]:
+        x = block(x, mask)
+    if mask is not None and read is not None:
+        mask = read(mask.expand(len(x), -1, -1)).unsqueeze(1)  # the rows of those who ask, for all heads
+    last: Tensor = blocks[-1](x, mask, read)
+    return last
+
+
+def plain_blocks(blocks: nn.ModuleList) -> bool:
+    """Whether `AdaptedBlock` can run all of them."""
+    return all(type(block) is ResidualAttentionBlock for block in blocks)
+
+
+class AdaptedBlock(nn.Module):
+    """A frozen residual attention block of open_clip plus low-rank corrections of its projections.
+
+    Args:
+        block: never modified, but by `merge_`.
+        config: which corrections; None: none, and the block computes what it always did.
+        sink: where they write their derivatives.
+    """
+
+    def __init__(
+        self, block: ResidualAttentionBlock, config: LowRankConfig | None = None, sink: RowSink | None = None
+    ) -> None:
+        super().__init__()
+        self._block = (block,)
+        self.parts: tuple[int, ...] = ()
+        self.qkv = self.out = self.fc = self.proj = None
+        if config is None or sink is None:
+            return
+        width, mlp = block.attn.embed_dim, block.mlp.c_fc.out_features
+        self.parts = tuple(i for i, name in enumerate("qkv") if name in config.targets)
+        self.qkv = LowRank(width, width, config, sink, groups=len(self.parts)) if self.parts else None
+        self.out = LowRank(width, width, config, sink) if "out" in config.targets else None
+        self.fc = LowRank(width, mlp, config, sink) if "mlp" in config.targets else None
+        self.proj = LowRank(mlp, width, config, sink) if "mlp" in config.targets else None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, read: Read | None = None) -> Tensor:
+        """(N, tokens, width) to the same shape, or with ``read`` to those tokens alone.
+
+        Args:
+            x: tokens.
+            mask: of the attention, for the tokens that ask, to be added to it.
+            read: picks the tokens that are wanted, (N, tokens, ...) to (N, fewer, ...). All are asked, only these ask.
+        """
+        block = self._block[0]
+        y = self._attention(block.ln_1(x), mask, read)
+        x = (x if read is None else read(x)) + block.ls_1(y)
+        return x + block.ls_2(self._mlp(block.ln_2(x)))
+
+    def _attention(self, x: Tensor, mask: Tensor | None, read: Read | None) -> Tensor:
+        attn = self._block[0].attn
+        qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+        if self.qkv is not None:
+            delta = self.qkv(x)
+            if len(self.parts) == 3:
+                qkv = qkv + delta
+            else:
+                pieces = list(qkv.chunk(3, -1))
+                for part, piece in zip(self.parts, delta.chunk(len(self.parts), -1), strict=True):
+                    pieces[part] = pieces[part] + piece
+                qkv = torch.cat(pieces, -1)
+        q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).unbind(2)
+        q = q if read is None else read(q)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return project(attn.out_proj, self.out, y.transpose(1, 2).flatten(2))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        mlp = self._block[0].mlp
+        return project(mlp.c_proj, self.proj, mlp.gelu(project(mlp.c_fc, self.fc, x)))
+
+    def merge_(self) -> None:
+        """Adds the corrections to the block's weights, in place."""
+        block = self._block[0]
+        width = block.attn.embed_dim
+        with torch.no_grad():
+            for k, part in enumerate(self.parts):
+                assert self.qkv is not None
+                block.attn.in_proj_weight[part * width : (part + 1) * width] += self.qkv.delta(k)
+            for linear, layer in (
+                (block.attn.out_proj, self.out),
+                (block.mlp.c_fc, self.fc),
+                (block.mlp.c_proj, self.proj),
+            ):
+                if layer is not None:
+                    linear.weight += layer.delta()
+
+
+def project(linear: nn.Linear, layer: LowRank | None, x: Tensor) -> Tensor:
+    """A frozen linear map of ``x``, with its low-rank correction if there is one."""
+    y = F.linear(x, linear.weight, linear.bias)
+    return y if layer is None else y + layer(x)
 
 
 class Tower(nn.Module):
@@ -89,7 +196,8 @@ class HeadTower(Tower):
     def forward(self, *activations: Tensor) -> Tensor:
         """Unit-length features (N, d) to adapted unit-length embeddings."""
         (f,) = activations
-        return f if self.head is None else unit(f + self.head(f))
+        # also without parameters: then parameters of zero change no digit
+        return unit(f if self.head is None else f + self.head(f))
 
     def merge_(self) -> None:
         """Folds ``I + s B A`` into the tower's last projection."""
@@ -351,11 +459,13 @@ class TextTransformerTower(TransformerTower):
         return unit(self._text.finish(x))
 
 
-def build_image_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
-    """The image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
+def build_image_tower(model: Any, width: int, config: LowRankConfig | None) -> Tower:
+    """Build the image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
     visual = model.visual
-    if "image" not in config.towers or config.placement == "head":
-        return HeadTower(ImageEncoder(model), visual, width, config if "image" in config.towers else None)
+    if config is None or "image" not in config.towers:
+        return HeadTower(ImageEncoder(model), visual, width, None)
+    if config.placement == "head":
+        return HeadTower(ImageEncoder(model), visual, width, config)
     if isinstance(visual, VisionTransformer):
         return ImageTransformerTower(visual, config)
     if isinstance(visual, ModifiedResNet):
@@ -366,9 +476,11 @@ def build_image_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
     )
 
 
-def build_text_tower(model: Any, width: int, config: LowRankConfig) -> Tower:
-    """The text tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
+def build_text_tower(model: Any, width: int, config: LowRankConfig | None) -> Tower:
+    """Build the text tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
     text = TextEncoder(model)
-    if "text" not in config.towers or config.placement == "head":
-        return HeadTower(text, text.owner, width, config if "text" in config.towers else None)
+    if config is None or "text" not in config.towers:
+        return HeadTower(text, text.owner, width, None)
+    if config.placement == "head":
+        return HeadTower(text, text.owner, width, config)
     return TextTransformerTower(text, config)

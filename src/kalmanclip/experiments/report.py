@@ -18,7 +18,7 @@ from kalmanclip.files import write_atomic
 from kalmanclip.metrics import BINS
 
 AVERAGE = "average"
-OURS = "kalman"
+OURS = "class_residuals"
 """The method whose shortcomings every table spells out."""
 ACCURACY = Measure("accuracy", "Accuracy in %", " points", 100)
 MEASURES = (

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kalmanclip.config import flatten, from_dict, merge, to_dict
+from kalmanclip.config import flatten, merge, to_dict
 from kalmanclip.data import LabelledImages
 from kalmanclip.data.corruptions import SEVERITIES, contaminate
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.sources import Source
-from kalmanclip.methods import CONFIGS, CONTROLS, METHODS, check_method, refuse_idle, with_preset
+from kalmanclip.methods import CONTROLS, METHODS, PRESETS, check_method, preset, with_options
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def plan(
 def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return all options of a method as plain JSON values: its defaults, then ``changed``, table by table.
 
-    For 'kalman', ``changed`` may name a ``preset`` to start from.
+    For a method that has presets, ``changed`` may name a ``preset`` to start from.
 
     A method that has a seed among its options gets the run's, unless ``changed`` sets it: otherwise its seeds would
     differ in the draw alone while those of the other methods differ in everything.
@@ -296,12 +296,16 @@ def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[s
     Raises:
         ConfigError: unknown options, or values that the method refuses.
     """
-    values = with_preset(changed) if method == "kalman" else merge(to_dict(CONFIGS[method]()), dict(changed))
-    if "seed" in values and "seed" not in changed:
-        values["seed"] = seed
-    config: Any = from_dict(CONFIGS[method], values)
-    if method == "kalman":
-        refuse_idle((name for name in changed if name not in ("preset", "parameters")), config)
+    wanted, rest = METHODS[method].Config, dict(changed)
+    start: Any = wanted()
+    if type(start) in map(type, PRESETS.values()) and "preset" in rest:
+        start = preset(rest.pop("preset"))
+        if type(start) is not wanted:
+            names = [name for name, config in PRESETS.items() if type(config) is wanted]
+            raise ConfigError(f"That preset is another method's. Those of {method!r} are: {', '.join(names)}.")
+    if hasattr(start, "seed"):
+        rest = {"seed": seed} | rest
+    config = with_options(start, rest)
     try:
         # through JSON and back, so that a run read from a file equals the run that was planned
         plain: dict[str, Any] = json.loads(json.dumps(to_dict(config), allow_nan=False))

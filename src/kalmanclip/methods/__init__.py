@@ -1,4 +1,4 @@
-"""Few-shot methods, one file each, all with the same two verbs (`Method`): ``fit(task)`` and ``logits(images)``."""
+"""Few-shot methods, one file each, with one interface (`Method`): ``fit(task)`` and ``logits(images)``."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import difflib
 from typing import Any
 
 from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.ape import APE, APEConfig
-from kalmanclip.methods.ape_t import APET, APETConfig
-from kalmanclip.methods.base import Method, Needs, Progress, silent
-from kalmanclip.methods.classes import ClassConfig
-from kalmanclip.methods.classifier import LogitBelief
-from kalmanclip.methods.clip_adapter import CLIPAdapter, CLIPAdapterConfig
-from kalmanclip.methods.clip_lora import CLIPLoRA, CLIPLoRAConfig
-from kalmanclip.methods.clip_svd import CLIPSVD, CLIPSVDConfig
-from kalmanclip.methods.coop import CoOp, CoOpConfig
-from kalmanclip.methods.first_order import FirstOrder, FirstOrderConfig
-from kalmanclip.methods.gda import GDA, GDAConfig
-from kalmanclip.methods.kalman import Kalman
-from kalmanclip.methods.kalman_config import KalmanConfig
-from kalmanclip.methods.linear_probe import LinearProbe, LinearProbeConfig
-from kalmanclip.methods.lp_plus_plus import LPPlusPlus, LPPlusPlusConfig
-from kalmanclip.methods.presets import PRESETS, idle, preset, refuse_idle, replaced, with_preset
-from kalmanclip.methods.proker import ProKeR, ProKeRConfig
-from kalmanclip.methods.timo import TIMO, TIMOS, TIMOConfig, TIMOSConfig
-from kalmanclip.methods.tip_adapter import TipAdapter, TipAdapterConfig, TipAdapterF, TipAdapterFConfig
-from kalmanclip.methods.zero_shot import ZeroShot, ZeroShotConfig
+from kalmanclip.filtering import Ranks
+from kalmanclip.methods.base import Method, Needs
+from kalmanclip.methods.baselines.ape import APE, APET
+from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter
+from kalmanclip.methods.baselines.clip_lora import CLIPLoRA
+from kalmanclip.methods.baselines.clip_svd import CLIPSVD
+from kalmanclip.methods.baselines.coop import CoOp
+from kalmanclip.methods.baselines.first_order import FirstOrder
+from kalmanclip.methods.baselines.gda import GDA
+from kalmanclip.methods.baselines.linear_probe import LinearProbe
+from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlus
+from kalmanclip.methods.baselines.proker import ProKeR
+from kalmanclip.methods.baselines.timo import TIMO, TIMOS
+from kalmanclip.methods.baselines.tip_adapter import TipAdapter, TipAdapterF
+from kalmanclip.methods.baselines.zero_shot import ZeroShot
+from kalmanclip.methods.class_residuals import ClassResiduals
+from kalmanclip.methods.classifier import Classifier
+from kalmanclip.methods.joint import Joint, JointConfig
+from kalmanclip.methods.kalman import Kalman, KalmanConfig
+from kalmanclip.methods.presets import PRESETS, MethodConfig, preset, replaced, with_options, with_preset
+from kalmanclip.methods.residuals import ClassResidualsConfig
 
-METHODS: dict[str, type] = {
+METHODS: dict[str, type[Any]] = {
+    "class_residuals": ClassResiduals,
     "kalman": Kalman,
+    "joint": Joint,
     "zero_shot": ZeroShot,
     "linear_probe": LinearProbe,
     "gda": GDA,
@@ -47,36 +51,14 @@ METHODS: dict[str, type] = {
     "coop": CoOp,
     "first_order": FirstOrder,
 }
-"""Every method by name."""
+"""Every method by name; its ``Config`` is the dataclass of its options."""
 
-CONFIGS: dict[str, type] = {
-    "kalman": KalmanConfig,
-    "zero_shot": ZeroShotConfig,
-    "linear_probe": LinearProbeConfig,
-    "gda": GDAConfig,
-    "tip_adapter": TipAdapterConfig,
-    "tip_adapter_f": TipAdapterFConfig,
-    "clip_adapter": CLIPAdapterConfig,
-    "lp_plus_plus": LPPlusPlusConfig,
-    "ape": APEConfig,
-    "ape_t": APETConfig,
-    "timo": TIMOConfig,
-    "timo_s": TIMOSConfig,
-    "proker": ProKeRConfig,
-    "clip_lora": CLIPLoRAConfig,
-    "clip_svd": CLIPSVDConfig,
-    "coop": CoOpConfig,
-    "first_order": FirstOrderConfig,
-}
-"""The options of each."""
-
-
-CONTROLS = ("first_order",)
-"""Methods that answer a question about another one: a comparison leaves them out unless they are named."""
+CONTROLS = ("kalman", "joint", "first_order")
+"""Methods that a comparison leaves out unless they are named."""
 
 
 def check_method(name: str) -> None:
-    """Raises `ConfigError`, with the names there are, for a method that does not exist."""
+    """Raise `ConfigError`, with the names there are, for a method that does not exist."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -84,73 +66,62 @@ def check_method(name: str) -> None:
 
 
 def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
-    """Builds a method from its name.
+    """Build a method from its name.
 
     Args:
         name: a key of `METHODS`.
         backbone: the frozen CLIP.
-        config: the method's own options (`CONFIGS`); None for its defaults.
+        config: the method's own options (its ``Config``); None for its defaults.
 
     Raises:
         ConfigError: there is no such method, or the options are another method's.
     """
     check_method(name)
-    if config is not None and type(config) is not CONFIGS[name]:
-        raise ConfigError(f"The method {name!r} takes a {CONFIGS[name].__name__}, not a {type(config).__name__}.")
+    wanted = METHODS[name].Config
+    if config is not None and type(config) is not wanted:
+        raise ConfigError(f"The method {name!r} takes a {wanted.__name__}, not a {type(config).__name__}.")
     method: Method = METHODS[name](backbone, config)
     return method
 
 
+def method_name(config: Any) -> str:
+    """Return the method that takes options of this type."""
+    for name, method in METHODS.items():
+        if method.Config is type(config):
+            return name
+    raise ConfigError(f"No method takes a {type(config).__name__}.")
+
+
+def make_classifier(backbone: Backbone, config: MethodConfig, ranks: Ranks | None = None) -> Classifier:
+    """Build the classifier with a belief that takes these options; ``ranks`` are those that learn together."""
+    method = METHODS[method_name(config)]
+    if not issubclass(method, Classifier):
+        raise ConfigError(f"The method {method_name(config)!r} has no belief.")
+    return method(backbone, config, ranks)
+
+
 __all__ = [
-    "APE",
-    "APET",
-    "CLIPSVD",
-    "CONFIGS",
     "CONTROLS",
-    "GDA",
     "METHODS",
     "PRESETS",
-    "TIMO",
-    "TIMOS",
-    "APEConfig",
-    "APETConfig",
-    "CLIPAdapter",
-    "CLIPAdapterConfig",
-    "CLIPLoRA",
-    "CLIPLoRAConfig",
-    "CLIPSVDConfig",
-    "ClassConfig",
-    "CoOp",
-    "CoOpConfig",
-    "FirstOrder",
-    "FirstOrderConfig",
-    "GDAConfig",
+    "ClassResiduals",
+    "ClassResidualsConfig",
+    "Classifier",
+    "Joint",
+    "JointConfig",
     "Kalman",
     "KalmanConfig",
-    "LPPlusPlus",
-    "LPPlusPlusConfig",
-    "LinearProbe",
-    "LinearProbeConfig",
-    "LogitBelief",
     "Method",
+    "MethodConfig",
     "Needs",
-    "ProKeR",
-    "ProKeRConfig",
     "Progress",
-    "TIMOConfig",
-    "TIMOSConfig",
-    "TipAdapter",
-    "TipAdapterConfig",
-    "TipAdapterF",
-    "TipAdapterFConfig",
-    "ZeroShot",
-    "ZeroShotConfig",
     "check_method",
-    "idle",
+    "make_classifier",
     "make_method",
+    "method_name",
     "preset",
-    "refuse_idle",
     "replaced",
     "silent",
+    "with_options",
     "with_preset",
 ]

@@ -1,29 +1,31 @@
-"""What a few-shot method is: two verbs."""
+"""What a few-shot method is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from kalmanclip.data import FewShotTask
-from kalmanclip.data.images import ImageSource
-
-Progress = Callable[[str, int, int], None]
-"""Called as ``progress(stage, done, total)`` while something takes its time."""
-
+from kalmanclip.data import FewShotTask, ImageSource, LabelledImages
+from kalmanclip.encoders.features import Progress, silent
+from kalmanclip.errors import DataError
 
 Needs = Literal["features", "towers"]
 """What a method asks of the backbone: frozen features only, so that one cache serves many, or whole towers."""
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """The progress callback that says nothing."""
-
-
 class Method(Protocol):
-    """Learns from a `FewShotTask`, scores images. Knows neither where the task came from nor who reads the scores."""
+    """Learns from a `FewShotTask`, scores images. Knows neither where the task came from nor who reads the scores.
+
+    Its constructor takes the backbone and a ``Config``, None for the defaults.
+
+    Attributes:
+        Config: the dataclass of its options.
+    """
+
+    Config: ClassVar[type[Any]]
 
     @property
     def needs(self) -> Needs:
@@ -33,4 +35,15 @@ class Method(Protocol):
         """Learn from ``task.train`` (and, where the method says so, choose options on ``task.validation``)."""
 
     def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
-        """Scores (N, C) of N images, whose softmax are the class probabilities."""
+        """Return scores (N, C) of N images, whose softmax are the class probabilities."""
+
+
+def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
+    """Return labels (N,) on the device.
+
+    Raises:
+        DataError: there is nothing to learn from.
+    """
+    if not len(images):
+        raise DataError("There are no images to learn from.")
+    return torch.tensor(images.labels, device=device)

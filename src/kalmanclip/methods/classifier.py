@@ -1,109 +1,198 @@
-"""The classifier that the method learns: its classes, its belief, and what it says about images."""
+"""What the methods with a belief share: classes and prompts, one pass over images, calibration, state."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kalmanclip.data import LabelledImages, class_prompts
-from kalmanclip.data.images import ImageSource
+from kalmanclip.data import FewShotTask, ImageSource, LabelledImages, class_prompts
+from kalmanclip.data.images import image_identity
 from kalmanclip.data.labelled import name_key
 from kalmanclip.encoders import Activations, Backbone, DualEncoder
+from kalmanclip.encoders.features import Progress, frozen_activations, silent
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.filtering import KalmanFilter, Step
-from kalmanclip.methods.base import Needs, Progress, silent
-from kalmanclip.methods.classes import ClassResiduals
-from kalmanclip.methods.features import frozen_activations, labels_of
-from kalmanclip.methods.kalman_config import KalmanConfig
-from kalmanclip.methods.predictive import linearised, precise, sampled
-from kalmanclip.prediction import SAMPLES, Averaged, Prediction, averaged, expected_softmax, fit_temper, log_score
-from kalmanclip.prediction.conformal import Calibration
-from kalmanclip.prediction.prediction import Neighbors
-from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages
-
-LOW_RANK_TEMPER = {"head": 0.03, "towers": 3e-4}
-"""How much of the low-rank parameters' covariance predictions average over, by their placement, unless it is fitted:
-chosen on training images outside the shots. Inside the towers next to nothing: a product ``B A`` whose ``A`` no image
-has spoken about is far from linear within the belief."""
+from kalmanclip.filtering import Ranks, Step
+from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.distributed import require_same
+from kalmanclip.prediction import (
+    FALSE_ALARMS,
+    SAMPLES,
+    Calibration,
+    LogitGaussian,
+    Neighbors,
+    OODDetector,
+    Prediction,
+    averaged,
+    expected_softmax,
+    fit_covariance_scale,
+    log_likelihood,
+)
 
 _HOW = ("linearised", "sampled", "mean")
 
+AfterEpoch = Callable[[int], None]
+"""Called with the number of finished passes after each."""
 
-class LogitBelief(NamedTuple):
-    """The Gaussian that the belief over the parameters implies for logits, linearised at the mean.
+
+class TrainingImages(NamedTuple):
+    """The images that a classifier has learned from.
 
     Attributes:
-        mean: (N, C).
-        std: (N, C), the marginal standard deviations.
+        names: short names, N of them.
+        labels: (N,), numbers of the classes.
     """
 
-    mean: Tensor
-    std: Tensor
+    names: tuple[str, ...]
+    labels: Tensor
 
 
-class KalmanClassifier:
-    """A CLIP classifier whose low-rank parameters, or class residuals, carry a Gaussian belief.
+class State(NamedTuple):
+    """All that a classifier has learned, for a file.
+
+    Attributes:
+        tensors: by dotted name.
+        values: what JSON can hold.
+    """
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors whose names begin with ``name.``, without that."""
+        return {key[len(name) + 1 :]: t for key, t in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+class Classifier(ABC):
+    """A CLIP classifier with a Gaussian belief. Subclasses say what the belief is about and how it is learned.
+
+    Several processes can learn together: each is given the same images and options, and ``ranks``. Afterwards all have
+    the same classifier.
 
     Args:
         backbone: the frozen CLIP.
         config: the options.
+        ranks: the processes that learn together; None: this one alone.
 
     Attributes:
-        encoder: the adapted towers; ``encoder.theta`` is the mean of the belief about the low-rank parameters.
-        classes: the class residuals; None if they are not among the ``parameters``.
-        filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
-        history: one record per step.
-        prior_variance: that of each parameter before the first image; None until then.
-        known: the training images, to tell unknown ones by; None before the first, and where low-rank parameters are
-            learned: they move the embeddings of images that were seen before.
+        class_names: in the order of the logits.
+        templates: prompt templates.
+        texts: activations of all prompts, class by class.
+        encoder: the towers; ``encoder.theta`` is the mean of the belief about their low-rank parameters, if any.
+        history: one record per step of the filter.
+        ood: scores out-of-distribution images; None: the method cannot.
         calibration: of the sets of classes; None until `calibrate`, and again as soon as anything is learned.
-        temper: how much of the low-rank parameters' covariance a prediction averages over; ``classes.temper`` is that
-            of the class residuals.
     """
 
-    def __init__(self, backbone: Backbone, config: KalmanConfig | None = None) -> None:
+    Config: ClassVar[type[Any]]
+
+    def __init__(self, backbone: Backbone, config: Any = None, ranks: Ranks | None = None) -> None:
         self.backbone = backbone
-        self.config = config or KalmanConfig()
+        self.config = self.Config() if config is None else config
+        self.ranks = ranks if ranks is not None and ranks.size > 1 else None
         self.class_names: list[str] = []
         self.templates: tuple[str, ...] = ()
-        self._texts: Activations = ()
-        self._start()
+        self.texts: Activations = ()
+        self._reset()
 
-    @property
-    def texts(self) -> Activations:
-        """Activations of all prompts, class by class."""
-        return self._texts
-
-    def _start(self) -> None:
-        """Back to the prior."""
-        self.encoder = DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
-        self.classes: ClassResiduals | None = None
-        if "classes" in self.config.parameters:
-            alpha = self.config.filter.alpha
-            self.classes = ClassResiduals(self.config.classes, self.backbone.logit_scale, alpha)
-        self.filter: KalmanFilter | None = None
+    def _reset(self) -> None:
+        """Go back to the prior."""
+        self.encoder = self._make_encoder()
         self.history: list[Step] = []
-        self.prior_variance: float | None = None
-        self.temper = LOW_RANK_TEMPER[self.config.low_rank.placement]
-        self.known: KnownImages | None = None
+        self.ood: OODDetector | None = None
         self.calibration: Calibration | None = None
 
-    @property
-    def needs(self) -> Needs:
-        """On the embeddings the frozen features are all it reads."""
-        inside = "low_rank" in self.config.parameters and self.config.low_rank.placement == "towers"
-        return "towers" if inside else "features"
+    @abstractmethod
+    def _make_encoder(self) -> DualEncoder:
+        """Return the towers before anything is learned."""
 
     @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What it asks of the backbone."""
+
+    @property
+    @abstractmethod
     def fitted(self) -> bool:
         """Whether any image was learned from."""
-        return self.filter is not None or (self.classes is not None and self.classes.belief is not None)
+
+    @property
+    def training_images(self) -> TrainingImages | None:
+        """The images that were learned from, where the method keeps their names."""
+        return None if self.ood is None else TrainingImages(self.ood.names, self.ood.labels)
+
+    # learning
+
+    def fit(self, task: FewShotTask, progress: Progress = silent, after_epoch: AfterEpoch | None = None) -> list[Step]:
+        """Learn the training images, starting from the prior; see `update`."""
+        # first: an unreadable image must not cost what was there before
+        material = self._read(task.train, progress, from_prior=True)
+        self._reset()
+        self.set_classes(task.class_names, task.templates)
+        return self._learn_and_tell(material, task.train, self.config.passes, progress, after_epoch)
+
+    def update(
+        self,
+        images: LabelledImages,
+        epochs: int = 1,
+        progress: Progress = silent,
+        after_epoch: AfterEpoch | None = None,
+        templates: Sequence[str] | None = None,
+    ) -> list[Step]:
+        """Go on learning; what was learned before is the prior.
+
+        Args:
+            images: their classes become the method's classes.
+            epochs: passes over them, for low-rank parameters; class residuals are updated once.
+            progress: told about decoding and filtering.
+            after_epoch: called with the number of finished passes after each.
+            templates: prompt templates; None keeps those set before.
+
+        Returns:
+            The records of the filter's steps.
+
+        Raises:
+            NumericalError: every single step of the first pass had to be skipped.
+        """
+        if epochs < 1:
+            raise ConfigError(f"epochs must be at least 1, not {epochs}.")
+        material = self._read(images, progress, from_prior=False)
+        templates = self.templates if templates is None else tuple(templates)
+        if (images.class_names, templates) != (self.class_names, self.templates):
+            self.set_classes(images.class_names, templates)
+        return self._learn_and_tell(material, images, epochs, progress, after_epoch)
+
+    def _learn_and_tell(
+        self, material: Any, images: LabelledImages, epochs: int, progress: Progress, after_epoch: AfterEpoch | None
+    ) -> list[Step]:
+        steps = self._learn(material, images, epochs, progress, after_epoch)
+        self.calibration = None  # it was about a classifier that had learned less
+        if after_epoch is not None:
+            after_epoch(epochs if steps else 1)
+        return steps
+
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Any:
+        """Return what learning begins with. Subclasses encode the images."""
+        if not len(images):
+            raise DataError("There are no images to learn from.")
+        if self.ranks is not None:
+            names = [image_identity(source) for source in images.sources]
+            require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels, names)
+        return None
+
+    @abstractmethod
+    def _learn(
+        self, material: Any, images: LabelledImages, epochs: int, progress: Progress, after_epoch: AfterEpoch | None
+    ) -> list[Step]:
+        """Learn from what `_read` gave; ``after_epoch`` is called after every pass but the last."""
+
+    # classes
 
     def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        """Names the classes; they can be added or renamed at any time.
+        """Name the classes; they can be added or renamed at any time.
 
         Low-rank parameters belong to no class. A class residual belongs to its class's name; a class without one has
         its text alone.
@@ -119,110 +208,73 @@ class KalmanClassifier:
         if (list(class_names), tuple(templates)) != (self.class_names, self.templates):
             self.calibration = None  # it was about other classes
         before, self.class_names, self.templates = self.class_names, list(class_names), tuple(templates)
-        self._texts = self.encoder.text.prefix(tokens)
-        self._tell_classes()
-        if self.known is not None and self.classes is not None and self.classes.T is not None:
-            row = {name: i for i, name in enumerate(before)}
-            self.known = self.known.chosen([row.get(name) for name in self.class_names], self.classes.T)
+        self.texts = self.encoder.text.prefix(tokens)
+        self._classes_changed(before)
+
+    def _classes_changed(self, before: list[str]) -> None:  # noqa: B027 (low-rank parameters belong to no class)
+        """Follow a change of the classes, whose names were ``before``."""
 
     @torch.no_grad()
-    def _tell_classes(self) -> None:
-        """Gives the residuals the texts as the towers read them now."""
-        if self.classes is not None:
-            T = self.encoder.encode_texts(self._texts, len(self.templates))
-            self.classes.set_classes(self.class_names, precise(T))
+    def text_weights(self) -> Tensor:
+        """Return the classes' texts (C, d) as the towers read them now."""
+        return self.encoder.encode_texts(self.texts, len(self.templates))
 
-    def _each_batch(
-        self, images: Iterable[ImageSource], score: Callable[[Activations], Any], progress: Progress
-    ) -> list[Any]:
-        sources = list(images)
-        scores, done = [], 0
-        for batch in frozen_activations(self.encoder, sources):
-            scores.append(score(batch))
-            done += len(batch[0])
-            progress("reading images", done, len(sources))
-        return scores
-
-    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
-        """Similarities over tau at the mean of the belief, (N, C) on the CPU."""
-        return self._logits([self.encoder], images, progress)[0]
-
-    @torch.no_grad()
-    def logits_and_familiarity(
-        self, images: Iterable[ImageSource], progress: Progress = silent
-    ) -> tuple[Tensor, Tensor]:
-        """`logits` (N, C), and how familiar the images are (N,); see `kalmanclip.prediction.unknown`."""
-        known, classes = self.known, self.classes
-        if known is None or classes is None:
-            raise ConfigError(
-                "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default') that "
-                "were fitted with this version."
-            )
-
-        def score(activations: Activations) -> tuple[Tensor, Tensor]:
-            f = precise(self.encoder.encode_images(activations))
-            return classes.logits(f).cpu(), known.score(f).cpu()
-
-        batches = self._each_batch(images, score, progress)
-        if not batches:
-            return torch.empty(0, len(self.class_names)), torch.empty(0)
-        logits, familiarity = (torch.cat(column) for column in zip(*batches, strict=True))
-        return logits, familiarity
-
-    def calibrate(self, images: LabelledImages, kind: str = "lac", progress: Progress = silent) -> None:
-        """Calibrates sets of classes on images that were not learned from; see `kalmanclip.prediction.conformal`."""
-        if not self.fitted:
-            raise ConfigError("There is nothing to calibrate yet: call fit first.")
-        if list(images.class_names) != self.class_names or not len(images):
-            raise DataError("Give at least one image, and the classes of the classifier in their order.")
-        probabilities = self.logits(images.sources, progress).softmax(dim=1).numpy()
-        self.calibration = Calibration.of(probabilities, images.labels, kind)
-
-    def logits_and_zero_shot(self, images: Iterable[ImageSource], progress: Progress = silent) -> tuple[Tensor, Tensor]:
-        """`logits`, and those of the untouched model with the same prompts; the frozen part runs once for both."""
-        untouched = DualEncoder(self.backbone, self.config.low_rank)
-        tuned, zero_shot = self._logits([self.encoder, untouched], images, progress)
-        return tuned, zero_shot
-
-    @torch.no_grad()
-    def _logits(self, encoders: list[DualEncoder], images: Iterable[ImageSource], progress: Progress) -> list[Tensor]:
-        """Logits (N, C) by each encoder, with the class residuals by our own; all share their frozen prefix."""
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        scorers = [self._scorer(encoder) for encoder in encoders]
-        batches = self._each_batch(images, lambda activations: [score(activations) for score in scorers], progress)
-        if not batches:
-            return [torch.empty(0, len(self.class_names)) for _ in encoders]
-        return [torch.cat(column).cpu() for column in zip(*batches, strict=True)]
-
-    def _scorer(self, encoder: DualEncoder) -> Callable[[Activations], Tensor]:
-        """How an encoder scores a batch: activations to logits (B, C). The residuals hold the texts already."""
-        classes = self.classes if encoder is self.encoder else None
-        if classes is not None:
-            return lambda activations: classes.logits(precise(encoder.encode_images(activations)))
-        T = encoder.encode_texts(self._texts, len(self.templates))
-        scale = self.backbone.logit_scale
-        return lambda activations: scale * encoder.encode_images(activations) @ T.mT
-
-    @torch.no_grad()
     def class_weights(self) -> Tensor:
-        """The classifier (C, d) at the mean of the belief, on the CPU; see `ClassResiduals.weights`."""
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
-        if self.classes is not None:
-            return self.classes.weights().cpu()
-        return self.encoder.encode_texts(self._texts, len(self.templates)).cpu()
+        """Return the classifier (C, d), on the CPU: with unit-length features and 1 / tau its products are logits."""
+        self._require_classes()
+        return self._weights().cpu()
 
-    def logit_belief(self, images: Iterable[ImageSource], progress: Progress = silent) -> LogitBelief:
-        """Mean and standard deviation of the logits under the belief, ``J Sigma J^T`` linearised at the mean."""
-        if not self.fitted:
-            raise ConfigError("There is no belief yet: call fit first.")
-        with torch.no_grad():
-            batches = self._each_batch(images, linearised(self, temper=False), progress)
-        if not batches:
-            empty = torch.empty(0, len(self.class_names))
-            return LogitBelief(empty, empty)
-        return LogitBelief(torch.cat([b.mean for b in batches]).cpu(), torch.cat([b.std for b in batches]).cpu())
+    @abstractmethod
+    def _weights(self) -> Tensor:
+        """Return the class weights (C, d) at the mean of the belief."""
+
+    def merged(self) -> torch.nn.Module:
+        """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights."""
+        return self.encoder.merged()
+
+    # prediction
+
+    @abstractmethod
+    def _scorer(self) -> Callable[[Activations], Tensor]:
+        """Return what turns activations of N images into logits (N, C) at the mean of the belief."""
+
+    @abstractmethod
+    def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
+        """Return what turns activations of N images into ``N(logits at the mean, J Sigma J^T)``.
+
+        Args:
+            scaled: whether to scale the covariance by what was fitted for predictions.
+        """
+
+    @abstractmethod
+    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
+        """Return what turns activations of N images into logits (samples, N, C), each by parameters of their own."""
+
+    def _zero_shot_scorer(self) -> Callable[[Activations], Tensor]:
+        """Return the scorer of the untouched model with the same prompts."""
+        untouched, scale = DualEncoder(self.backbone, self.encoder.config), self.backbone.logit_scale
+        T = untouched.encode_texts(self.texts, len(self.templates))
+        return lambda activations: scale * untouched.encode_images(activations) @ T.mT
+
+    def _predictor(self, how: str, samples: int) -> Callable[[Activations], Prediction]:
+        """Return how a batch is predicted; what does not depend on the images is done here, once."""
+        if how == "linearised":
+            gaussian = self.linearized()
+
+            def by_logits(activations: Activations) -> Prediction:
+                logits = gaussian(activations)
+                return Prediction.of(self.class_names, expected_softmax(logits, samples), logits.mean, logits.std)
+
+            return by_logits
+        score = self._scorer()
+        draw = self.sampled(samples) if how == "sampled" else None
+
+        def by_passes(activations: Activations) -> Prediction:
+            mean = score(activations)
+            logits = mean.unsqueeze(0) if draw is None else draw(activations)
+            return Prediction.of(self.class_names, averaged(logits), mean, logits.std(dim=0, correction=0))
+
+        return by_passes
 
     @torch.no_grad()
     def predict(
@@ -260,14 +312,23 @@ class KalmanClassifier:
             raise ConfigError(f"how must be one of {', '.join(_HOW)}, not {how!r}.")
         if not isinstance(samples, int) or samples < 2:
             raise ConfigError(f"samples must be a whole number, at least 2; not {samples!r}.")
-        if not self.class_names:
-            raise ConfigError("The classifier has no classes yet: call fit first.")
+        self._require_classes()
         if how != "mean" and not self.fitted:
             raise ConfigError("There is no belief yet: call fit first.")
         if coverage is not None:
             self.class_sets(torch.empty(0, len(self.class_names)), coverage)  # before images are read: can it be kept?
-        threshold = self.ood_threshold(false_alarms)
-        batches = self._each_batch(images, self._everything(how, samples, neighbors, zero_shot), progress)
+        threshold, ood = self.ood_threshold(false_alarms), self.ood
+        predict_batch = self._predictor(how, samples)
+        untouched = self._zero_shot_scorer() if zero_shot else None
+        batches = []
+        for activations in frozen_activations(self.encoder, list(images), progress):
+            batch = predict_batch(activations)
+            if ood is not None:  # only with frozen towers, whose activations are the embeddings
+                f = self.encoder.encode_images(activations)
+                batch = batch.with_(ood_score=ood.score(f).cpu())
+                if neighbors:
+                    batch = batch.with_(neighbors=Neighbors(*(column.cpu() for column in ood.nearest(f, neighbors))))
+            batches.append(batch if untouched is None else batch.with_(zero_shot=untouched(activations).cpu()))
         prediction = Prediction.joined(self.class_names, batches)
         if threshold is not None and prediction.ood_score is not None:
             prediction = prediction.with_(is_ood=prediction.ood_score > threshold)
@@ -275,29 +336,37 @@ class KalmanClassifier:
             prediction = prediction.with_(sets=self.class_sets(prediction.at_mean, coverage))
         return prediction
 
-    def _everything(
-        self, how: str, samples: int, neighbors: int, zero_shot: bool
-    ) -> Callable[[Activations], Prediction]:
-        """How a batch is predicted, scored and compared; what does not depend on the images is done here, once."""
-        predict, known = self._predictor(how, samples), self.known
-        untouched = self._scorer(DualEncoder(self.backbone, self.config.low_rank)) if zero_shot else None
+    @torch.no_grad()
+    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
+        """Return logits (N, C) at the mean of the belief, on the CPU."""
+        self._require_classes()
+        score = self._scorer()
+        rows = [score(batch) for batch in frozen_activations(self.encoder, list(images), progress)]
+        return torch.cat(rows).cpu() if rows else torch.empty(0, len(self.class_names))
 
-        def apply(activations: Activations) -> Prediction:
-            batch = predict(activations)
-            if known is not None:
-                f = precise(self.encoder.encode_images(activations))
-                batch = batch.with_(ood_score=-known.score(f).cpu())
-                if neighbors:
-                    batch = batch.with_(neighbors=Neighbors(*(column.cpu() for column in known.nearest(f, neighbors))))
-            return batch if untouched is None else batch.with_(zero_shot=untouched(activations).cpu())
-
-        return apply
+    @torch.no_grad()
+    def linearized_batches(
+        self, images: Iterable[ImageSource], scaled: bool = True, progress: Progress = silent
+    ) -> list[LogitGaussian]:
+        """Return the Gaussians over the logits of images, batch by batch; see `linearized`."""
+        if not self.fitted:
+            raise ConfigError("There is no belief yet: call fit first.")
+        gaussian = self.linearized(scaled)
+        return [gaussian(batch) for batch in frozen_activations(self.encoder, list(images), progress)]
 
     def ood_threshold(self, false_alarms: float = FALSE_ALARMS) -> float | None:
-        """The out-of-distribution score above which images are flagged; None where the method cannot say."""
-        if self.known is None or len(self.known.features) < 3:
+        """Return the out-of-distribution score above which images are flagged; None where the method cannot say."""
+        if self.ood is None or len(self.ood.features) < 3:
             return None
-        return -self.known.threshold(false_alarms).value
+        return self.ood.threshold(false_alarms).value
+
+    # calibration
+
+    def calibrate(self, images: LabelledImages, kind: str = "lac", progress: Progress = silent) -> None:
+        """Calibrate sets of classes on images that were not learned from; see `kalmanclip.prediction.conformal`."""
+        self._require_held_out(images)
+        probabilities = self.logits(images.sources, progress).softmax(dim=1).numpy()
+        self.calibration = Calibration.of(probabilities, images.labels, kind)
 
     def class_sets(self, probabilities: Tensor, coverage: float) -> list[list[str]]:
         """Return the sets of classes of probabilities (N, C) at the mean, the most probable class first.
@@ -314,43 +383,8 @@ class KalmanClassifier:
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
         return [[self.class_names[c] for c in row if members[c]] for row, members in zip(order, inside, strict=True)]
 
-    def predict_distribution(
-        self,
-        images: Iterable[ImageSource],
-        how: str = "linearised",
-        samples: int = SAMPLES,
-        progress: Progress = silent,
-    ) -> Prediction:
-        """Class probabilities averaged over the belief; see `predict`."""
-        if not self.fitted:
-            raise ConfigError("There is no belief yet: call fit first.")
-        return self.predict(images, how=how, samples=samples, progress=progress)
-
-    def _predictor(self, how: str, samples: int) -> Callable[[Activations], Prediction]:
-        """How a batch is predicted; what does not depend on the images is done here, once."""
-        if how == "linearised":
-            gaussian = linearised(self)
-
-            def by_logits(activations: Activations) -> Prediction:
-                logits = gaussian(activations)
-                return self._prediction(expected_softmax(logits, samples), logits.mean, logits.std)
-
-            return by_logits
-        score = self._scorer(self.encoder)
-        draw = sampled(self, samples) if how == "sampled" else None
-
-        def by_passes(activations: Activations) -> Prediction:
-            mean = score(activations)
-            logits = mean.unsqueeze(0) if draw is None else draw(activations)
-            return self._prediction(averaged(logits), mean, logits.std(dim=0, correction=0))
-
-        return by_passes
-
-    def _prediction(self, average: Averaged, mean: Tensor, std: Tensor) -> Prediction:
-        return Prediction.of(self.class_names, average, mean, std)
-
-    def fit_temper(self, images: LabelledImages, progress: Progress = silent) -> float:
-        """Fits how much of the belief's covariance predictions average over, on images that were not learned from.
+    def fit_covariance_scale(self, images: LabelledImages, progress: Progress = silent) -> float:
+        """Fit how much of the belief's covariance predictions average over, on images that were not learned from.
 
         Class residuals do this by themselves, on training images that are held out in turn. Low-rank parameters keep
         their typical value unless they are told better here.
@@ -360,21 +394,67 @@ class KalmanClassifier:
             progress: told about reading.
 
         Returns:
-            The factor by which the covariance is scaled, relative to before; `temper` and ``classes.temper`` have it.
+            The factor by which the covariance is scaled, relative to before.
         """
-        if not self.fitted:
-            raise ConfigError("There is no belief yet: call fit first.")
-        if list(images.class_names) != self.class_names or not len(images):
-            raise DataError("Give at least one image, and the classes of the classifier in their order.")
-        with torch.no_grad():
-            batches = self._each_batch(images.sources, linearised(self), progress)
+        self._require_held_out(images)
+        batches = self.linearized_batches(images.sources, progress=progress)
         labels = labels_of(images, self.backbone.device).split([len(logits.mean) for logits in batches])
         known = list(zip(batches, labels, strict=True))
-        factor = fit_temper(lambda t: sum(log_score(b.tempered(t), y) for b, y in known), around=1.0)
-        self.temper *= factor
-        if self.classes is not None:
-            self.classes.temper *= factor
+        factor = fit_covariance_scale(lambda s: sum(log_likelihood(b.scaled(s), y) for b, y in known), around=1.0)
+        self._scale_covariance(factor)
         return factor
+
+    @abstractmethod
+    def _scale_covariance(self, factor: float) -> None:
+        """Multiply the scale of the covariance that predictions average over."""
+
+    # state
+
+    def state_dict(self) -> State:
+        """Return all that was learned, but for the classes and options."""
+        if self.calibration is None:
+            return State({}, {})
+        tensors = {
+            "conformal.scores": torch.from_numpy(self.calibration.scores),
+            "conformal.labels": torch.from_numpy(self.calibration.labels),
+        }
+        return State(tensors, {"conformal": self.calibration.kind})
+
+    def load_state_dict(self, state: State, class_names: Sequence[str], templates: Sequence[str]) -> None:
+        """Take over what `state_dict` gave, about these classes.
+
+        Raises:
+            ConfigError: it is incomplete, or does not fit the options.
+        """
+        self._load(state, class_names)
+        self.set_classes(class_names, templates)
+        calibration = state.part("conformal")
+        if calibration:
+            check_rows(calibration, "scores", len(class_names))
+            scores, labels = (calibration[name].cpu().numpy() for name in ("scores", "labels"))
+            self.calibration = Calibration(scores, labels, state.values.get("conformal", "lac"))
+
+    @abstractmethod
+    def _load(self, state: State, class_names: Sequence[str]) -> None:
+        """Take over the belief, before the classes are named."""
+
+    def _require_classes(self) -> None:
+        if not self.class_names:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+
+    def _require_held_out(self, images: LabelledImages) -> None:
+        if not self.fitted:
+            raise ConfigError("There is nothing to calibrate yet: call fit first.")
+        if list(images.class_names) != self.class_names or not len(images):
+            raise DataError("Give at least one image, and the classes of the classifier in their order.")
+
+
+def check_rows(tensors: dict[str, Tensor], name: str, classes: int) -> None:
+    """Raise `ConfigError` unless there is a label for each row of a tensor, and all labels are among the classes."""
+    rows, labels = tensors.get(name), tensors.get("labels")
+    fit = rows is not None and labels is not None and labels.ndim == 1 and rows.shape[:1] == labels.shape
+    if not fit or labels is None or not bool(((labels >= 0) & (labels < classes)).all()):
+        raise ConfigError(f"its {name} and their labels are incomplete or do not fit its classes")
 
 
 def _refuse_equal_prompts(class_names: Sequence[str], tokens: list[list[int]]) -> None:

@@ -2,7 +2,7 @@
 
 What each has *seen* is added; what all assumed before is counted once.
 
-- Class residuals: each site keeps sums over its images (`kalmanclip.methods.recollection`). The sums are added by class
+- Class residuals: each site stores statistics of its images (`kalmanclip.methods.statistics`). They are added by class
   name, the prior's metric comes from all, its strength is the sites' geometric mean weighted by their images, and
   the mode of the common posterior is sought anew. Sites may have different classes: images of one site then also say
   that they are none of the other's classes, which no product of the sites' Gaussians would.
@@ -17,46 +17,39 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import ObservationNoise, fuse, restore_belief
-from kalmanclip.methods.classes import ClassResiduals
+from kalmanclip.filtering import fuse
+from kalmanclip.methods.class_residuals import ClassResiduals
+from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.kalman import Kalman
-from kalmanclip.prediction.unknown import KnownImages
+from kalmanclip.prediction import OODDetector
 
 
-def fuse_methods(parts: Sequence[Kalman]) -> Kalman:
-    """The classifier that knows what all parts know, of the union of their classes; the parts stay as they are.
+def fuse_methods(parts: Sequence[Classifier]) -> Classifier:
+    """Return the classifier that knows what all parts know, of the union of their classes; the parts stay as they are.
 
     Raises:
         ConfigError: there is none, one has learned nothing, or they disagree in what must be the same.
     """
-    _check(parts)
-    first = parts[0]
-    names = {name_key(name): name for part in reversed(parts) for name in part.class_names}  # as the first spells it
-    order = dict.fromkeys(name_key(name) for part in parts for name in part.class_names)
-    fused = Kalman(first.backbone, first.config)
-    if first.filter is not None:
-        _fuse_low_rank(fused, parts)
-    fused.set_classes([names[key] for key in order], first.templates)
-    if fused.classes is not None:
-        _fuse_residuals(fused.classes, [part.classes for part in parts if part.classes is not None])
-        _fuse_known(fused, parts)
-    return fused
-
-
-def _check(parts: Sequence[Kalman]) -> None:
-    """Refuses what cannot be fused."""
     if not parts:
         raise ConfigError("There is nothing to fuse: give at least one classifier.")
-    learned = parts[0].config.parameters
-    if len(learned) > 1:
+    kalmans = [part for part in parts if isinstance(part, Kalman)]
+    residuals = [part for part in parts if isinstance(part, ClassResiduals)]
+    if len(kalmans) + len(residuals) < len(parts):
         raise ConfigError(
             "Residuals that were learned on top of low-rank parameters belong to embeddings of their own. "
             "Fuse classifiers that learned one of the two."
         )
+    _require_agreement(parts)
+    names = {name_key(name): name for part in reversed(parts) for name in part.class_names}  # as the first spells it
+    order = dict.fromkeys(name_key(name) for part in parts for name in part.class_names)
+    class_names = [names[key] for key in order]
+    return _fuse_kalman(kalmans, class_names) if kalmans else _fuse_residuals(residuals, class_names)
+
+
+def _require_agreement(parts: Sequence[Classifier]) -> None:
+    """Raise `ConfigError` unless all have learned, and agree in what makes their numbers mean the same."""
     wanted = _must_agree(parts[0])
     for number, part in enumerate(parts, start=1):
         if not part.fitted:
@@ -69,72 +62,69 @@ def _check(parts: Sequence[Kalman]) -> None:
                 )
 
 
-def _must_agree(part: Kalman) -> dict[str, Any]:
-    """What the numbers of two classifiers must share to mean the same, by name."""
-    config = part.config
-    shared: dict[str, Any] = {
-        "backbone": part.backbone.hash,
-        "parameters": config.parameters,
-        "templates": part.templates,
-        "alpha": config.filter.alpha,
-    }
-    if "classes" in config.parameters:
-        return shared | {"gain_std of the classes": config.classes.gain_std}
-    return shared | {
-        "low_rank options": config.low_rank,
-        "belief": config.belief,
-        "belief_options": config.belief_options,
-        "seed": config.seed,
-    }
+def _must_agree(part: Classifier) -> dict[str, Any]:
+    """Return what the numbers of two classifiers must share to mean the same, by name; the method first."""
+    c, shared = part.config, {"backbone": part.backbone.hash, "method": type(part).__name__}
+    if isinstance(part, Kalman):
+        own = {"belief": c.belief, "belief_options": c.belief_options, "low_rank options": c.low_rank, "seed": c.seed}
+        return shared | {"templates": part.templates, "alpha": c.filter.alpha} | own
+    return shared | {"templates": part.templates, "alpha": c.alpha, "gain_std": c.gain_std}
 
 
-def _fuse_residuals(fused: ClassResiduals, parts: Sequence[ClassResiduals]) -> None:
-    """Adds what the sites recall; ``fused`` has the classes of all."""
+def _fuse_residuals(parts: Sequence[ClassResiduals], class_names: list[str]) -> ClassResiduals:
+    """Add the statistics of the sites."""
+    fused = ClassResiduals(parts[0].backbone, parts[0].config)
+    fused.set_classes(class_names, parts[0].templates)
     known = []
     for part in parts:
-        row = {name_key(name): i for i, name in enumerate(part.names)}
-        known.append(part.recollection.chosen([row.get(name_key(name)) for name in fused.names]))
-    images = [float(memory.count.sum()) for memory in known]
-    stds = [part.prior_std for part in parts if part.prior_std is not None]
-    fused.settle(known, _weighted_mean(stds, images) ** -2)
-    fused.temper = _weighted_mean([part.temper for part in parts], images)
+        assert part.residuals.statistics is not None
+        known.append(part.residuals.statistics.select(_rows(part, fused)))
+    images = [float(statistics.count.sum()) for statistics in known]
+    stds = [part.residuals.prior_std for part in parts if part.residuals.prior_std is not None]
+    fused.residuals.relearn(known, _weighted_mean(stds, images) ** -2)
+    fused.residuals.covariance_scale = _weighted_mean([part.residuals.covariance_scale for part in parts], images)
+    fused.ood = _fuse_ood(fused, parts)
+    return fused
 
 
-def _fuse_known(fused: Kalman, parts: Sequence[Kalman]) -> None:
-    """Joins the known images; if one part has none, images like its own would be strange to all."""
-    assert fused.classes is not None
-    assert fused.classes.T is not None
-    every: KnownImages | None = None
+def _fuse_ood(fused: ClassResiduals, parts: Sequence[ClassResiduals]) -> OODDetector | None:
+    """Join the training images; if one part has none, images like its own would be flagged."""
+    every: OODDetector | None = None
     for part in parts:
-        if part.known is None:
-            return
-        row = {name_key(name): i for i, name in enumerate(part.class_names)}
-        own = part.known.chosen([row.get(name_key(name)) for name in fused.class_names], fused.classes.T)
-        every = own if every is None else every.with_more(own.features, own.labels, own.sources)
-    fused.known = every
+        if part.ood is None:
+            return None
+        own = part.ood.select(_rows(part, fused), fused.text_weights())
+        every = own if every is None else every.with_more(own.features, own.labels, own.names)
+    return every
 
 
-def _fuse_low_rank(fused: Kalman, parts: Sequence[Kalman]) -> None:
-    """The product of the sites' Gaussians, as the state of ``fused``."""
+def _rows(part: Classifier, fused: Classifier) -> list[int | None]:
+    """Return which class of a part each class of all is; None: it has no such class."""
+    row = {name_key(name): i for i, name in enumerate(part.class_names)}
+    return [row.get(name_key(name)) for name in fused.class_names]
+
+
+def _fuse_kalman(parts: Sequence[Kalman], class_names: list[str]) -> Kalman:
+    """Multiply the sites' Gaussians."""
+    fused = Kalman(parts[0].backbone, parts[0].config)
     filters = [part.filter for part in parts if part.filter is not None]
     variances = [part.prior_variance for part in parts if part.prior_variance is not None]
     if len(variances) < len(parts):
         raise ConfigError("A classifier does not say which prior it began with: fit it again.")
-    fused.filter = fused.begin(_weighted_mean(variances, [1.0] * len(variances)))
+    prior = fused.begin(_weighted_mean(variances, [1.0] * len(variances))).belief
     own = [Kalman(fused.backbone, part.config).begin(variance) for part, variance in zip(parts, variances, strict=True)]
-    belief = fuse([f.belief for f in filters], fused.filter.belief, [f.belief for f in own])
-    with torch.no_grad():
-        fused.encoder.theta.copy_(belief.mean)
-    state = belief.state_dict() | {"mean": fused.encoder.theta}  # the belief's mean *is* the model's parameters
-    fused.filter.belief = restore_belief(fused.config.belief, state)
+    belief = fuse([f.belief for f in filters], prior, [f.belief for f in own])
     noise = max(filters, key=lambda f: f.steps).noise.state_dict()  # an estimate, not information: the best founded
-    fused.filter.noise = ObservationNoise.from_state(fused.config.noise, noise)
-    fused.temper = _weighted_mean([part.temper for part in parts], [1.0] * len(parts))
+    fused.set_belief(belief.state_dict(), noise)
+    assert fused.filter is not None
     fused.filter.steps = sum(f.steps for f in filters)
     fused.filter.skipped = sum(f.skipped for f in filters)
+    fused.covariance_scale = _weighted_mean([part.covariance_scale for part in parts], [1.0] * len(parts))
+    fused.set_classes(class_names, parts[0].templates)
+    return fused
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The geometric one, for standard deviations and variances."""
+    """Return the geometric one, for standard deviations and variances."""
     logarithms = sum(w * math.log(v) for v, w in zip(values, weights, strict=True))
     return math.exp(logarithms / sum(weights))

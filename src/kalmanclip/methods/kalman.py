@@ -1,201 +1,175 @@
-"""The method: a Kalman filter over low-rank parameters of both towers of a frozen CLIP, or over class residuals."""
+"""The paper's method: a Kalman filter over low-rank parameters of both towers of a frozen CLIP."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
-from kalmanclip.data import FewShotTask, LabelledImages
-from kalmanclip.data.images import ImageSource, cache_decoded, image_identity
-from kalmanclip.encoders import Activations, Backbone
-from kalmanclip.encoders.cache import ActivationStore, ActivationSubset
-from kalmanclip.errors import ConfigError, DataError, NumericalError
-from kalmanclip.filtering import KalmanFilter, ObservationNoise, Ranks, Step, make_belief
-from kalmanclip.methods.base import Progress, silent
-from kalmanclip.methods.classes import Fold, held_out_parts
-from kalmanclip.methods.classifier import KalmanClassifier
-from kalmanclip.methods.features import RandomCrop, activation_store, encoded, labels_of
-from kalmanclip.methods.kalman_config import KalmanConfig
-from kalmanclip.methods.predictive import precise
-from kalmanclip.methods.shared import SharedStepper, require_same, require_shareable, shared_activations, shared_rows
-from kalmanclip.methods.stepping import Stepper
-from kalmanclip.methods.training import pass_order
+from kalmanclip.data import LabelledImages
+from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
+from kalmanclip.encoders.dual import averaged_prompts
+from kalmanclip.encoders.features import ActivationStore, ActivationSubset, Progress, activation_store
+from kalmanclip.encoders.jvp import ClassifierTangents
+from kalmanclip.errors import ConfigError, NumericalError
+from kalmanclip.filtering import (
+    FilterConfig,
+    KalmanFilter,
+    NoiseConfig,
+    ObservationNoise,
+    Step,
+    belief_structure,
+    make_belief,
+    restore_belief,
+)
+from kalmanclip.methods.base import Needs
+from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
+from kalmanclip.methods.distributed import require_shareable, shared_activations
+from kalmanclip.methods.stepper import SharedStepper, Stepper
 from kalmanclip.observation import make_likelihood, observe
-from kalmanclip.prediction.unknown import KnownImages
+from kalmanclip.prediction import LogitGaussian
+
+COVARIANCE_SCALE = {"head": 0.03, "towers": 3e-4}
+"""How much of the low-rank parameters' covariance predictions average over, by their placement, unless it is fitted:
+chosen on training images outside the shots. Inside the towers next to nothing: a product ``B A`` whose ``A`` no image
+has spoken about is far from linear within the belief."""
+
+DIRECTIONS = {"head": 256, "towers": 5}
+"""Draws of low-rank parameters that ``J Sigma J^T`` is made of. A variance from K draws is right to ``sqrt(2 / K)``; on
+the embeddings a draw costs next to nothing, inside the towers each costs twice the adapted blocks."""
 
 
-class Kalman(KalmanClassifier):
-    """How the classifier learns; what it is, and what it says, is `KalmanClassifier`.
+@dataclass(frozen=True)
+class KalmanConfig:
+    """Options of the filter over low-rank parameters; `kalmanclip.methods.presets` has combinations that work.
 
-    Several processes can learn together: each is given the same images and options, and ``ranks``. They share the
-    encoding of the images, the Jacobian of each batch and the belief; afterwards all have the same classifier.
-
-    Args:
-        backbone: the frozen CLIP.
-        config: the options.
-        ranks: the processes that learn together; None: this one alone.
+    Attributes:
+        low_rank: where the low-rank parameters sit.
+        observation: what the filter sees, see `kalmanclip.observation`.
+        observation_options: what that observation takes, e.g. ``{"top": 20}`` for 'bounded'.
+        belief: structure of the covariance, see `kalmanclip.filtering`.
+        belief_options: what that structure takes, e.g. ``{"rank": 20}`` for 'low_rank'. Unless given here, 'diagonal'
+            is updated by precision and 'block' has one block per low-rank layer.
+        filter: ``alpha``, ``q``, what is regulated.
+        noise: ``beta``, method 1 or 2, ``R_0``, structure.
+        prior_std: how far, in units of cosine similarity, a matched similarity may move under the prior (one standard
+            deviation); the variance of the parameters follows from the first batch's Jacobian.
+        prior_variance: the parameters' variance itself; overrides ``prior_std``.
+        epochs: passes over the images.
+        batch_size: images per step.
+        seed: of the order of the images and of the low-rank start.
     """
 
-    def __init__(self, backbone: Backbone, config: KalmanConfig | None = None, ranks: Ranks | None = None) -> None:
-        super().__init__(backbone, config)
-        self.ranks = ranks if ranks is not None and ranks.size > 1 else None
+    low_rank: LowRankConfig = field(default_factory=LowRankConfig)
+    observation: str = "bounded"
+    observation_options: dict[str, Any] = field(default_factory=dict)
+    belief: str = "diagonal"
+    belief_options: dict[str, Any] = field(default_factory=dict)
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(structure="exchangeable"))
+    prior_std: float = 0.3
+    prior_variance: float | None = None
+    epochs: int = 5
+    batch_size: int = 10
+    seed: int = 0
 
-    def fit(
-        self,
-        task: FewShotTask,
-        progress: Progress = silent,
-        after_epoch: Callable[[int], None] | None = None,
-    ) -> list[Step]:
-        """Learns the training images, starting from the prior; see `update`."""
-        # first: an unreadable image must not cost what was there before
-        material = self._read(task.train, progress, "low_rank" in self.config.parameters)
-        self._start()
-        self.set_classes(task.class_names, task.templates)
-        return self._learn(material, task.train, self.config.passes, progress, after_epoch)
+    def __post_init__(self) -> None:
+        # an unknown name is an error here, not in the middle of a run
+        make_likelihood(self.observation, **self.observation_options)
+        belief_structure(self.belief)
+        for name in ("epochs", "batch_size", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}.")
+            if value < 1 and name != "seed":
+                raise ConfigError(f"{name} must be at least 1, not {value}.")
+        if not isinstance(self.low_rank, LowRankConfig):
+            raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
+        for name in ("prior_std", "prior_variance"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, not {value}.")
 
-    def update(
-        self,
-        images: LabelledImages,
-        epochs: int = 1,
-        progress: Progress = silent,
-        after_epoch: Callable[[int], None] | None = None,
-        templates: Sequence[str] | None = None,
-    ) -> list[Step]:
-        """Goes on learning.
+    @property
+    def passes(self) -> int:
+        """Passes over the images."""
+        return self.epochs
 
-        Low-rank parameters are filtered: the current posterior is the prior of what comes now. Class residuals are
-        learned anew from the prior, from these images and from what stands for those before. Where both are learned,
-        the low-rank parameters stay as they are: what stands for the images before lies in embeddings that they made.
 
-        Args:
-            images: their classes become the method's classes.
-            epochs: passes over them, for the low-rank parameters; class residuals are updated once.
-            progress: told about decoding and filtering.
-            after_epoch: called with the number of finished passes after each.
-            templates: prompt templates; None keeps those set before.
+def pass_order(count: int, seed: int, taken: int) -> Tensor:
+    """Return the order (N,) of one pass over N images, fixed by the seed and by the steps taken before it.
 
-        Returns:
-            The records of the filter's steps.
+    It needs no generator that lives through all passes, so whoever resumes after a pass repeats what would have come.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + taken) % 2**63)
+    return torch.randperm(count, generator=generator)
 
-        Raises:
-            NumericalError: every single step of the first pass had to be skipped.
-        """
-        if epochs < 1:
-            raise ConfigError(f"epochs must be at least 1, not {epochs}.")
-        if self.classes is not None and self.classes.belief is not None:
-            _ = self.classes.recollection  # an old adapter that cannot learn on says so before anything changes
-        first = self.classes is None or self.classes.belief is None
-        material = self._read(images, progress, "low_rank" in self.config.parameters and first)
-        templates = self.templates if templates is None else tuple(templates)
-        if (images.class_names, templates) != (self.class_names, self.templates):
-            self.set_classes(images.class_names, templates)
-        return self._learn(material, images, epochs, progress, after_epoch)
 
-    def _read(self, images: LabelledImages, progress: Progress, filtering: bool) -> ActivationStore | Tensor:
-        """What learning begins with: activations for the filter, or at once the views for the class residuals."""
-        if not len(images):
-            raise DataError("There are no images to learn from.")
+class Kalman(Classifier):
+    """Logits ``S_C / tau`` of the adapted towers. `update` filters on: the posterior so far is the prior now.
+
+    Several processes share the encoding of the images, the Jacobian of each batch and the belief.
+
+    Attributes:
+        filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
+        prior_variance: that of each parameter before the first image; None until then.
+        covariance_scale: how much of the covariance a prediction averages over.
+    """
+
+    Config = KalmanConfig
+    config: KalmanConfig
+
+    def _make_encoder(self) -> DualEncoder:
+        return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.filter: KalmanFilter | None = None
+        self.prior_variance: float | None = None
+        self.covariance_scale = COVARIANCE_SCALE[self.config.low_rank.placement]
+
+    @property
+    def needs(self) -> Needs:
+        """On the embeddings the frozen features are all it reads."""
+        return "towers" if self.config.low_rank.placement == "towers" else "features"
+
+    @property
+    def fitted(self) -> bool:
+        """Whether any image was learned from."""
+        return self.filter is not None
+
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore:
         if self.ranks is not None:
             require_shareable(self.config)
-            names = [image_identity(source) for source in images.sources]
-            require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels, names)
-        if not filtering:
-            return self._views(images.sources, progress)
+        super()._read(images, progress, from_prior)
         if self.ranks is not None:
             return shared_activations(self.encoder, images.sources, progress, self.ranks)
         return activation_store(self.encoder, images.sources, progress)
 
     def _learn(
         self,
-        material: ActivationStore | Tensor,
+        material: ActivationStore,
         images: LabelledImages,
         epochs: int,
         progress: Progress,
-        after_epoch: Callable[[int], None] | None,
+        after_epoch: AfterEpoch | None,
     ) -> list[Step]:
-        records: list[Step] = []
-        views, folds = material, None
-        if isinstance(material, ActivationStore):
-            records = self._filter(material, images.labels, epochs, progress, after_epoch)
-            if self.classes is not None:
-                views = self._views(images.sources, progress)
-                folds = self._refitted(material, images, epochs, progress)
-        if self.classes is not None:
-            assert isinstance(views, Tensor)
-            labels = labels_of(images, views.device)
-            whole = self.classes.belief is None or self.known is not None  # or old classes would look unknown
-            self.classes.learn(views, labels, lambda done, total: progress("learning the classes", done, total), folds)
-            if whole and "low_rank" not in self.config.parameters:
-                self._remember(views[:, 0], labels, images.sources)
-        self.calibration = None  # it was about a classifier that had learned less
-        if after_epoch is not None:
-            after_epoch(epochs if records else 1)
-        return records
+        return self.run_filter(material, images.labels, epochs, progress, after_epoch)
 
-    def _refitted(self, store: ActivationStore, images: LabelledImages, epochs: int, progress: Progress) -> list[Fold]:
-        """Parts of the images with encoders that have not seen them: the filter runs once more for each part."""
-        folds: list[Fold] = []
-        labels = labels_of(images, self.backbone.device)
-        for kept, held in held_out_parts(labels, self.config.classes.folds):
-            other = Kalman(self.backbone, self.config, self.ranks)
-            other.set_classes(self.class_names, self.templates)
-            known = [images.labels[i] for i in kept.tolist()]
-            other._filter(store.subset(kept), known, epochs, progress, None)
-            views = other._views(images.sources, progress)
-            assert other.classes is not None
-            assert other.classes.T is not None
-            folds.append(Fold(views[kept], labels[kept], views[held], labels[held], other.classes.T))
-        return folds
-
-    def _remember(self, f: Tensor, labels: Tensor, sources: Sequence[ImageSource]) -> None:
-        """Adds training images with features (N, d) to those that are known."""
-        assert self.classes is not None
-        assert self.classes.T is not None
-        names = [image_identity(source) for source in sources]
-        if self.known is None:
-            self.known = KnownImages.of(f, labels, self.classes.T, names)
-        else:
-            self.known = self.known.with_more(f, labels, names)
-
-    def _views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
-        """Embeddings (N, 1 + V, d) of the centre crop and V random crops of each training image."""
-        if self.ranks is None:
-            return self._own_views(sources, progress)
-
-        def encode(part: range) -> tuple[Tensor]:
-            return (self._own_views([sources[i] for i in part], progress),)
-
-        return shared_rows(self.ranks, len(sources), encode, self.backbone.device)[0]
-
-    @torch.no_grad()
-    def _own_views(self, sources: Sequence[ImageSource], progress: Progress) -> Tensor:
-        options, image = self.config.classes, self.encoder.image
-        crops = [RandomCrop(self.backbone, options.crop_scale, self.config.seed, v) for v in range(options.views)]
-        pictures = cache_decoded(sources, crops[0].min_side) if crops else sources
-        columns: list[Tensor] = []
-        total = len(sources) * (1 + len(crops))
-        for crop in (None, *crops):
-            rows: list[Tensor] = []
-            shown = pictures if crop else sources  # centre crops as everybody decodes them: one cache serves all
-            for batch in encoded(self.backbone, shown, image.product, image.prefix, crop):
-                rows.append(precise(self.encoder.encode_images(batch)))
-                progress("reading images", len(columns) * len(sources) + sum(map(len, rows)), total)
-            columns.append(torch.cat(rows))
-        return torch.stack(columns, dim=1)
-
-    def _filter(
+    def run_filter(
         self,
         store: ActivationStore | ActivationSubset,
         image_labels: list[int],
         epochs: int,
         progress: Progress,
-        after_epoch: Callable[[int], None] | None,
+        after_epoch: AfterEpoch | None = None,
     ) -> list[Step]:
-        """The passes of the filter; after the last, the caller tells ``after_epoch``."""
+        """Filter activations of images with labels, pass by pass; ``after_epoch`` is not called after the last."""
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         steps = epochs * math.ceil(len(labels) / self.config.batch_size)
         records: list[Step] = []
@@ -207,7 +181,6 @@ class Kalman(KalmanClassifier):
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
                     "Try a smaller prior_std, or another observation."
                 )
-            self._tell_classes()  # the pass has moved the texts
             if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
         return records
@@ -221,7 +194,7 @@ class Kalman(KalmanClassifier):
         take: Stepper | None,
         progress: Progress,
     ) -> Stepper | None:
-        """One pass over the images; adds to ``records``, and returns what takes the steps of the next one, if known."""
+        """Make one pass, adding to ``records``; return what takes the steps of the next one, if known."""
         try:
             for batch in self._order(len(labels)).split(self.config.batch_size):
                 shown = store[self._share(batch)], labels[batch]
@@ -241,22 +214,22 @@ class Kalman(KalmanClassifier):
         return None
 
     def _order(self, count: int) -> Tensor:
-        """A fresh order for each pass, fixed by the seed and by how far the filter has come (resuming repeats it)."""
+        """Return a fresh order for each pass, fixed by the seed and by the steps taken (resuming repeats it)."""
         taken = 0 if self.filter is None else self.filter.steps
         return pass_order(count, self.config.seed, taken)
 
     def _share(self, batch: Tensor) -> Tensor:
-        """This process's share of a batch (B,), or of its labels."""
+        """Return this process's share of a batch (B,), or of its labels."""
         return batch if self.ranks is None else batch[self.ranks.own_slice(self.ranks.shares(len(batch)))]
 
     def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
         if self.ranks is not None:
-            return SharedStepper(self.encoder, kalman, likelihood, self._texts, len(self.templates), self.ranks)
-        return Stepper(self.encoder, kalman, likelihood, self._texts, len(self.templates))
+            return SharedStepper(self.encoder, kalman, likelihood, self.texts, len(self.templates), self.ranks)
+        return Stepper(self.encoder, kalman, likelihood, self.texts, len(self.templates))
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
-        """The filter before it has seen anything: ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
+        """Return the filter before any step, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
             spread = self._spread(images, labels)
@@ -274,17 +247,17 @@ class Kalman(KalmanClassifier):
         return self.begin(variance)
 
     def _spread(self, images: Activations, labels: Tensor) -> float:
-        """Mean squared length of a row of the similarities' Jacobian, ``mean diag(H H^T)``, in the first batch."""
+        """Return ``mean diag(H H^T)`` of the similarities in the first batch."""
         likelihood, own = make_likelihood("cosine"), self._share(labels)
         squares = self.encoder.theta.new_zeros(())
         if len(own):
-            seen = observe(self.encoder, likelihood, images, own, self._texts, len(self.templates))
+            seen = observe(self.encoder, likelihood, images, own, self.texts, len(self.templates))
             squares = seen.H.square().sum(dim=1).sum()
         total = squares if self.ranks is None else self.ranks.all_reduce(squares)
         return float(total / len(labels))
 
     def begin(self, variance: float) -> KalmanFilter:
-        """The filter before it has seen anything, with that variance of each parameter."""
+        """Return the filter before it has seen anything, with that variance of each parameter."""
         self.prior_variance = variance
         options: dict[str, dict[str, Any]] = {
             "diagonal": {"update": "precision"},
@@ -293,3 +266,96 @@ class Kalman(KalmanClassifier):
         chosen = options.get(self.config.belief, {}) | self.config.belief_options
         belief = make_belief(self.config.belief, self.encoder.theta, variance, **chosen)
         return KalmanFilter(belief, ObservationNoise(self.config.noise), self.config.filter)
+
+    # prediction
+
+    def _weights(self) -> Tensor:
+        return self.text_weights()
+
+    def _scorer(self) -> Callable[[Activations], Tensor]:
+        T, scale = self.text_weights(), self.backbone.logit_scale
+        return lambda activations: scale * self.encoder.encode_images(activations) @ T.mT
+
+    def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
+        """See `Classifier.linearized`."""
+        tangents, scale = self.tangents(scaled), self.backbone.logit_scale
+
+        def apply(activations: Activations) -> LogitGaussian:
+            f, moved = tangents(activations)
+            logits = scale * (f @ tangents.W.mT)
+            return LogitGaussian(logits, torch.zeros_like(logits), scale * moved)
+
+        return apply
+
+    def tangents(self, scaled: bool = True) -> ClassifierTangents:
+        """Return how similarities move along draws of the parameters, each with its share of the variance."""
+        count = DIRECTIONS[self.config.low_rank.placement]
+        away = self._draws(count) * math.sqrt((self.covariance_scale if scaled else 1.0) / count)
+        return ClassifierTangents(self.encoder, self.texts, len(self.templates), away)
+
+    def _draws(self, count: int) -> Tensor:
+        """Return parameters (count, n) less their mean, drawn from the belief with the method's seed."""
+        assert self.filter is not None
+        belief = self.filter.belief
+        generator = torch.Generator(belief.mean.device).manual_seed(self.config.seed % 2**63)
+        return belief.sample(count, generator) - belief.mean
+
+    def sampled_towers(self, samples: int) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+        """Return draws from the scaled belief: the image tower's parameters by name, and the texts (C, d)."""
+        encoder = self.encoder
+        thetas = encoder.theta + math.sqrt(self.covariance_scale) * self._draws(samples)
+        image, text = [], []
+        for theta in thetas:
+            named = encoder.named_views(theta)
+            image.append(_of_tower(named, "image."))
+            prompts = functional_call(encoder.text, _of_tower(named, "text."), self.texts)
+            text.append(averaged_prompts(prompts, len(self.templates)))
+        return image, text
+
+    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
+        """See `Classifier.sampled`."""
+        image, text = self.sampled_towers(samples)
+        scale, tower = self.backbone.logit_scale, self.encoder.image
+
+        def apply(activations: Activations) -> Tensor:
+            f = (functional_call(tower, parameters, activations) for parameters in image)
+            return torch.stack([scale * x @ T.mT for x, T in zip(f, text, strict=True)])
+
+        return apply
+
+    def _scale_covariance(self, factor: float) -> None:
+        self.covariance_scale *= factor
+
+    # state
+
+    def state_dict(self) -> State:
+        """See `Classifier.state_dict`."""
+        tensors, values = super().state_dict()
+        if self.filter is not None:
+            tensors |= {f"belief.{name}": t for name, t in self.filter.belief.state_dict().items()}
+            tensors |= {f"noise.{name}": t for name, t in self.filter.noise.state_dict().items()}
+            values |= {"steps": self.filter.steps, "skipped": self.filter.skipped}
+            values |= {"prior_variance": self.prior_variance, "covariance_scale": self.covariance_scale}
+        return State(tensors, values)
+
+    def _load(self, state: State, class_names: Sequence[str]) -> None:
+        belief = state.part("belief")
+        if "mean" not in belief or belief["mean"].shape != self.encoder.theta.shape:
+            raise ConfigError("its mean does not fit its configuration")
+        self.set_belief(belief, state.part("noise"))
+        assert self.filter is not None
+        self.filter.steps, self.filter.skipped = state.values["steps"], state.values["skipped"]
+        self.prior_variance = state.values["prior_variance"]
+        self.covariance_scale = state.values["covariance_scale"]
+
+    def set_belief(self, belief: dict[str, Tensor], noise: dict[str, Tensor]) -> None:
+        """Make a filter of the states of a belief and of a noise."""
+        with torch.no_grad():
+            self.encoder.theta.copy_(belief["mean"])
+        # the belief's mean *is* the model's parameters
+        restored = restore_belief(self.config.belief, belief | {"mean": self.encoder.theta})
+        self.filter = KalmanFilter(restored, ObservationNoise.from_state(self.config.noise, noise), self.config.filter)
+
+
+def _of_tower(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in named.items() if name.startswith(prefix)}

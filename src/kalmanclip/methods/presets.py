@@ -1,19 +1,24 @@
-"""Combinations of options that belong together, by name."""
+"""Combinations of options that belong together, by name. The type of the options chooses the method."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from kalmanclip.config import merge, to_dict
+from kalmanclip.config import from_dict, merge, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
-from kalmanclip.methods.kalman_config import KalmanConfig
+from kalmanclip.methods.joint import JointConfig
+from kalmanclip.methods.kalman import KalmanConfig
+from kalmanclip.methods.residuals import ClassResidualsConfig
+
+MethodConfig = KalmanConfig | ClassResidualsConfig | JointConfig
+_Config = TypeVar("_Config")
 
 _TOWERS = LowRankConfig(
-    # The paper: "low-rank decomposition for parameterization of the adapter", both encoders. It gives neither places
+    # The paper: "low-rank decomposition for parameterization of the adapter", both encoders. It gives neither placement
     # nor rank. As CLIP-LoRA: q, k, v. Rank 4 and the last two blocks, so that the frozen blocks run once per image.
     placement="towers",
     towers=("image", "text"),
@@ -24,7 +29,6 @@ _TOWERS = LowRankConfig(
 )
 
 _LITERAL = KalmanConfig(
-    parameters=("low_rank",),
     low_rank=_TOWERS,
     observation="cosine",  # y_hat = diag(S_C), y = diag(I): similarities of the pairs, target one
     belief="diagonal",  # "the method proposed by" Chang et al. (2022), linear in n
@@ -48,13 +52,14 @@ _LITERAL = KalmanConfig(
     batch_size=10,
 )
 
-PRESETS: dict[str, KalmanConfig] = {
-    "default": KalmanConfig(),
-    "head": KalmanConfig(parameters=("low_rank",)),
+PRESETS: dict[str, MethodConfig] = {
+    "default": ClassResidualsConfig(),
+    "head": KalmanConfig(),
     # Two departures from the letter, both measured (docs/method.md, benchmarks/departures.py): an observation with
     # negatives, which learns, and the prior that goes with it.
     "paper": dataclasses.replace(_LITERAL, observation="contrastive", prior_std=0.1),
     "paper-literal": _LITERAL,
+    "joint": JointConfig(),
 }
 """- ``default``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
   updates. docs/results.md says where it wins and where it loses.
@@ -62,26 +67,12 @@ PRESETS: dict[str, KalmanConfig] = {
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
   learns: the probability of an image's text among those of the batch. All else is ``paper-literal``, but the prior.
 - ``paper-literal``: the paper to the letter, similarities of matched pairs with the target one. It stays at zero-shot.
+- ``joint``: ``head``, then class residuals on the embeddings that it ends with.
 """
 
-_ABOUT_LOW_RANK = {
-    "low_rank",
-    "observation",
-    "observation_options",
-    "belief",
-    "belief_options",
-    "noise",
-    "prior_std",
-    "prior_variance",
-    "epochs",
-    "batch_size",
-    "filter.q",
-    "filter.regulate",
-}
 
-
-def preset(name: str) -> KalmanConfig:
-    """The options of that name.
+def preset(name: str) -> Any:
+    """Return the options of that name, a `MethodConfig`.
 
     Raises:
         ConfigError: there is no such preset; the message lists them.
@@ -91,51 +82,38 @@ def preset(name: str) -> KalmanConfig:
     return PRESETS[name]
 
 
-def with_preset(changed: Mapping[str, Any]) -> dict[str, Any]:
-    """All options as plain values: those of ``changed["preset"]`` (the default's without), with the rest of it."""
+def with_preset(changed: Mapping[str, Any]) -> MethodConfig:
+    """Return the options of ``changed["preset"]`` (the default's without), with the rest of ``changed`` on top."""
     rest = dict(changed)
-    values = to_dict(preset(rest.pop("preset", "default")))
-    return dict(merge(values | _cleared(values, rest), rest))
+    start: MethodConfig = preset(rest.pop("preset", "default"))
+    return with_options(start, rest)
 
 
-def replaced(config: KalmanConfig, **options: Any) -> KalmanConfig:
-    """A configuration with other options; those of its belief or observation go when another one is chosen."""
-    return dataclasses.replace(config, **_cleared(vars(config), options) | options)
+def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
+    """Return options with some changed, given as plain values, table by table: ``{"noise": {"beta": 0.9}}``.
 
+    The ``seed`` is that of both parts of a `JointConfig`. The options of a belief or of an observation go when another
+    one is chosen.
 
-def _cleared(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Empty options for the belief and the observation, where another one is chosen: the old ones' do not fit it."""
-    return {
-        f"{kind}_options": {} for kind in ("belief", "observation") if changed.get(kind, values[kind]) != values[kind]
-    }
-
-
-def idle(name: str, config: KalmanConfig) -> str | None:
-    """What an option is about, if nothing of that kind is learned: 'low_rank' or 'classes'. None: it has an effect.
-
-    Args:
-        name: may be dotted, ``noise.beta``.
-        config: what it is part of.
+    Raises:
+        ConfigError: an option is unknown or refused.
     """
-    first = name.split(".")[0]
-    about = "low_rank" if {first, name} & _ABOUT_LOW_RANK else "classes" if first == "classes" else None
-    return None if about in config.parameters else about
+    if isinstance(config, JointConfig) and "seed" in changed:
+        rest = {name: value for name, value in changed.items() if name != "seed"}
+        changed = merge({part: {"seed": changed["seed"]} for part in ("kalman", "residuals")}, rest)
+    return from_dict(type(config), merge(_cleared(to_dict(config), changed), dict(changed)))
 
 
-def refuse_idle(given: Iterable[str], config: KalmanConfig, spell: Callable[[str], str] = str) -> None:
-    """Raises `ConfigError` if one of the given options has no effect: nobody gives an option for nothing.
+def replaced(config: _Config, **options: Any) -> _Config:
+    """Return options with some changed, as `with_options`; a value may also be the dataclass of a whole group."""
+    return with_options(config, {n: to_dict(v) if dataclasses.is_dataclass(v) else v for n, v in options.items()})
 
-    Args:
-        given: their names, which may be dotted.
-        config: what they became part of.
-        spell: how the user wrote such a name.
-    """
-    for name in given:
-        about = idle(name, config)
-        if about is not None:
-            what = {"low_rank": "low-rank parameters", "classes": "class residuals"}[about]
-            presets = ", ".join(key for key, value in PRESETS.items() if about in value.parameters)
-            raise ConfigError(
-                f"The option {spell(name)} is about {what}, and these options learn none. Leave it out, or choose a "
-                f"preset that does: {presets}."
-            )
+
+def _cleared(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without options of a belief or of an observation that ``changed`` exchanges."""
+    for kind in ("belief", "observation"):
+        if kind in values and changed.get(kind, values[kind]) != values[kind]:
+            values = values | {f"{kind}_options": {}}
+    if isinstance(values.get("kalman"), dict) and isinstance(changed.get("kalman"), Mapping):
+        values = values | {"kalman": _cleared(values["kalman"], changed["kalman"])}
+    return values

@@ -26,6 +26,8 @@ class BoundedCategorical(Likelihood):
             parameters. The cost of a step grows with it. None: all classes.
     """
 
+    has_covariance = True
+
     def __init__(self, top: int | None = 10) -> None:
         if top is not None and (not isinstance(top, int) or top < 2):
             raise ConfigError(f"top must be at least 2 (an image's own class and a rival) or None, not {top}.")
@@ -42,4 +44,4 @@ class BoundedCategorical(Likelihood):
         root = math.sqrt(2.0)
         V = (torch.eye(K, dtype=S.dtype, device=S.device) - 1 / K) / root
         G = S.new_zeros(B, K, C).scatter_(2, rivals.unsqueeze(1).expand(B, K, K), (scale * V).expand(B, K, K))
-        return Terms(root * y, root * p, G, has_covariance=True)
+        return Terms(root * y, root * p, G)

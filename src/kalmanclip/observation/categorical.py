@@ -15,9 +15,11 @@ class Categorical(Likelihood):
     log-likelihood.
     """
 
+    has_covariance = True
+
     def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:
         """C outputs per image, of unit covariance."""
         p, target, _ = softmax_rows(S, column, scale)
         root = p.clamp_min(1e-20).sqrt()  # 1 / root stays finite; root times it cancels in the gradient
         G = scale * (root.diag_embed() - root.unsqueeze(2) * p.unsqueeze(1))
-        return Terms(target / root, p / root, G, has_covariance=True)
+        return Terms(target / root, p / root, G)

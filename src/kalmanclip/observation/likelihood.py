@@ -22,14 +22,11 @@ class Terms(NamedTuple):
         y_hat: outputs (B, K).
         G: derivatives (B, K, C) of the outputs with respect to their image's row of similarities; (B, K, B, C) with
             respect to all rows, if the observation is not ``by_row``.
-        has_covariance: True when the outputs are scaled to unit observation covariance by the likelihood itself, so
-            that no moving average is needed: ``R = I``.
     """
 
     y: Tensor
     y_hat: Tensor
     G: Tensor
-    has_covariance: bool = False
 
 
 class Likelihood(ABC):
@@ -41,12 +38,15 @@ class Likelihood(ABC):
             text whose similarities are minus infinity is as good as absent.
         by_row: True when the outputs of an image depend on its own row of similarities alone.
         fixed: True when the number of outputs follows from the number of images and classes alone.
+        has_covariance: True when the outputs are scaled to unit observation covariance by the likelihood itself, so
+            that no moving average is needed: ``R = I``.
     """
 
     paired = False
     of_batch = False
     by_row = True
     fixed = True
+    has_covariance = False
 
     def texts(self, labels: Tensor, classes: int) -> Tensor:
         """Which class prompts a batch with these labels (B,) needs: indices (C',)."""

@@ -80,5 +80,5 @@ def observe(
     S = jacobian.S if present is None else jacobian.S.masked_fill(~present, -math.inf)
     terms = likelihood.terms(S, column, encoder.backbone.logit_scale)
     H = jacobian.rows(terms.G)
-    R = torch.eye(len(H), dtype=H.dtype, device=H.device) if terms.has_covariance else None
+    R = torch.eye(len(H), dtype=H.dtype, device=H.device) if likelihood.has_covariance else None
     return Observation(terms.y.flatten(), terms.y_hat.flatten(), H, R)

@@ -1,34 +1,24 @@
-"""From a Gaussian over logits to class probabilities, and what they leave open; sets of classes; unknown images."""
+"""From a Gaussian over logits to a `Prediction`: probabilities and their uncertainty, sets of classes, OOD scores."""
 
 from kalmanclip.prediction.conformal import Calibration
-from kalmanclip.prediction.decomposition import Decomposition, decompose
-from kalmanclip.prediction.gaussian_softmax import (
-    SAMPLES,
-    Averaged,
-    LogitGaussian,
-    averaged,
-    expected_softmax,
-    mean_field,
-)
-from kalmanclip.prediction.prediction import Prediction
-from kalmanclip.prediction.tempering import TYPICAL_TEMPER, fit_temper, log_score
-from kalmanclip.prediction.unknown import FALSE_ALARMS, KnownImages, Threshold
+from kalmanclip.prediction.ood import FALSE_ALARMS, OODDetector
+from kalmanclip.prediction.prediction import Neighbors, Prediction
+from kalmanclip.prediction.predictive import SAMPLES, Averaged, LogitGaussian, averaged, expected_softmax, mean_field
+from kalmanclip.prediction.temperature import TYPICAL_SCALE, fit_covariance_scale, log_likelihood
 
 __all__ = [
     "FALSE_ALARMS",
     "SAMPLES",
-    "TYPICAL_TEMPER",
+    "TYPICAL_SCALE",
     "Averaged",
     "Calibration",
-    "Decomposition",
-    "KnownImages",
     "LogitGaussian",
+    "Neighbors",
+    "OODDetector",
     "Prediction",
-    "Threshold",
     "averaged",
-    "decompose",
     "expected_softmax",
-    "fit_temper",
-    "log_score",
+    "fit_covariance_scale",
+    "log_likelihood",
     "mean_field",
 ]

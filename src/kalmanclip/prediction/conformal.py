@@ -1,9 +1,10 @@
 """Sets of classes that hold the true one with a chosen probability: split conformal prediction.
 
-Images that were not learned from say how badly the classifier may miss: each gets a *misfit* of its true class. A set
-holds all classes whose misfit is at most the ``ceil((n + 1) coverage)``-th smallest of those n. If the n images and the
-new one are exchangeable, the set holds the true class with at least that probability, whatever the classifier is worth:
-a bad one gets large sets. The probability is over both, the n images and the new one, and over all classes together.
+Images that were not learned from show how badly the classifier may miss: each gets the *nonconformity* of its true
+class. A set holds all classes whose nonconformity is at most the ``ceil((n + 1) coverage)``-th smallest of those n. If
+the n images and the new one are exchangeable, the set holds the true class with at least that probability, whatever the
+classifier is worth: a bad one gets large sets. The probability is over both, the n images and the new one, and over all
+classes together.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ PENALTY = 0.01
 FREE_RANKS = 5
 
 
-def misfits(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike | None = None) -> np.ndarray:
-    """How badly each class fits each image, (N, C).
+def nonconformity(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike | None = None) -> np.ndarray:
+    """Return how badly each class fits each image, (N, C).
 
     Args:
         probabilities: (N, C), rows that sum to one.
@@ -40,7 +41,7 @@ def misfits(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike | None
     if kind == "lac":
         return 1.0 - p
     if kind not in KINDS:
-        raise ConfigError(f"The misfit must be one of {', '.join(KINDS)}, not {kind!r}.")
+        raise ConfigError(f"The nonconformity must be one of {', '.join(KINDS)}, not {kind!r}.")
     order = np.argsort(-p, axis=1, kind="stable")
     ordered = np.take_along_axis(p, order, axis=1)
     above = np.cumsum(ordered, axis=1)
@@ -54,7 +55,7 @@ def misfits(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike | None
 
 
 def images_needed(coverage: float) -> int:
-    """The smallest number of calibration images that a coverage can be promised with.
+    """Return the smallest number of calibration images that a coverage can be promised with.
 
     Raises:
         ConfigError: the coverage does not lie between 0 and 1.
@@ -66,11 +67,11 @@ def images_needed(coverage: float) -> int:
     return n
 
 
-def largest_misfit(calibration: ArrayLike, coverage: float) -> float:
-    """The misfit up to which classes are in the set: the ``ceil((n + 1) coverage)``-th smallest of n.
+def quantile(calibration: ArrayLike, coverage: float) -> float:
+    """Return the score up to which classes are in the set: the ``ceil((n + 1) coverage)``-th smallest of n.
 
     Args:
-        calibration: misfits (n,) of the true classes of calibration images.
+        calibration: nonconformity scores (n,) of the true classes of calibration images.
         coverage: between 0 and 1.
 
     Raises:
@@ -89,29 +90,29 @@ def largest_misfit(calibration: ArrayLike, coverage: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What calibration images say about the classifier.
+    """The nonconformity of calibration images.
 
     Attributes:
-        misfits: (n,), of their true classes.
+        scores: (n,), of their true classes.
         labels: (n,), those classes.
         kind: one of `KINDS`.
     """
 
-    misfits: np.ndarray
+    scores: np.ndarray
     labels: np.ndarray
     kind: str = "lac"
 
     @classmethod
     def of(cls, probabilities: ArrayLike, labels: ArrayLike, kind: str = "lac") -> Calibration:
-        """From probabilities (n, C) and labels (n,) of images that were not learned from."""
+        """Calibrate on probabilities (n, C) and labels (n,) of images that were not learned from."""
         y = np.asarray(labels, dtype=np.int64)
-        return cls(misfits(probabilities, kind)[np.arange(len(y)), y], y, kind)
+        return cls(nonconformity(probabilities, kind)[np.arange(len(y)), y], y, kind)
 
     def __len__(self) -> int:
-        return len(self.misfits)
+        return len(self.scores)
 
     def sets(self, probabilities: ArrayLike, coverage: float, by_class: bool = False) -> np.ndarray:
-        """Which classes are in the set of each image, (N, C) of truth values.
+        """Return which classes are in the set of each image, (N, C) of truth values.
 
         The most probable class always is: an empty set helps nobody, and a larger one covers no less.
 
@@ -126,10 +127,10 @@ class Calibration:
         """
         p = np.asarray(probabilities, dtype=np.float64)
         if by_class:
-            largest = np.array([largest_misfit(self.misfits[self.labels == c], coverage) for c in range(p.shape[1])])
+            largest = np.array([quantile(self.scores[self.labels == c], coverage) for c in range(p.shape[1])])
         else:
-            largest = np.full(p.shape[1], largest_misfit(self.misfits, coverage))
-        found = misfits(p, self.kind) <= largest
+            largest = np.full(p.shape[1], quantile(self.scores, coverage))
+        found = nonconformity(p, self.kind) <= largest
         found[np.arange(len(p)), p.argmax(axis=1)] = True
         return np.asarray(found)
 

@@ -1,4 +1,4 @@
-"""All that a classifier with a belief has to say about images, from one pass over them."""
+"""The prediction of a classifier with a belief: everything that one pass over the images yields."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kalmanclip.prediction.decomposition import decompose
-from kalmanclip.prediction.gaussian_softmax import Averaged
+from kalmanclip.prediction.predictive import Averaged
 
 
 class Neighbors(NamedTuple):
@@ -60,8 +59,10 @@ class Prediction:
     @classmethod
     def of(cls, class_names: Sequence[str], average: Averaged, mean: Tensor, std: Tensor) -> Prediction:
         """Make one of averaged softmaxes and the logits' mean and standard deviation (N, C)."""
-        parts = decompose(average)
-        probabilities, aleatoric, epistemic = average.probabilities.cpu(), parts.aleatoric.cpu(), parts.epistemic.cpu()
+        parts = average.decompose()
+        probabilities, aleatoric, epistemic = (
+            t.cpu() for t in (average.probabilities, parts.aleatoric, parts.epistemic)
+        )
         return cls(tuple(class_names), probabilities, aleatoric, epistemic, mean.cpu(), std.cpu())
 
     @classmethod

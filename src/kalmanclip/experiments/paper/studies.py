@@ -13,9 +13,10 @@ OWN = "kalmanclip default (class residuals)"
 """This package's own method: not the paper's, and in no finding about it."""
 
 _FAMILIES = {"paper-literal": printed.LITERAL, "paper": printed.PAPER, "default": OWN}
-_LITERAL, _PAPER, _DEFAULT = (
-    Variant(family, "kalman", {"preset": preset}, family=family) for preset, family in _FAMILIES.items()
+_LITERAL, _PAPER = (
+    Variant(_FAMILIES[name], "kalman", {"preset": name}, family=_FAMILIES[name]) for name in ("paper-literal", "paper")
 )
+_DEFAULT = Variant(OWN, "class_residuals", family=OWN)
 _ZERO_SHOT = Variant(forms.ZERO_SHOT, "zero_shot")
 _BASELINES = (
     _ZERO_SHOT,
@@ -40,8 +41,12 @@ _PROTOCOL = (
 
 
 def _alpha(preset: str, alpha: float) -> Variant:
-    options, family = {"preset": preset, "filter": {"alpha": alpha}}, _FAMILIES[preset]
-    return Variant(f"{family} alpha {alpha:g}", "kalman", options, family=family, setting=alpha)
+    family = _FAMILIES[preset]
+    label = f"{family} alpha {alpha:g}"
+    if preset == "default":
+        return Variant(label, "class_residuals", {"alpha": alpha}, family=family, setting=alpha)
+    options = {"preset": preset, "filter": {"alpha": alpha}}
+    return Variant(label, "kalman", options, family=family, setting=alpha)
 
 
 def _beta(preset: str, beta: float) -> Variant:

@@ -1,0 +1,86 @@
+"""Forward-mode derivatives of a classifier's outputs along a few directions of the low-rank parameters.
+
+An output is ``f(theta) . w_c(theta)``, an image's embedding times a class's weights: ``w_c = gain t_c(theta) + D_c``,
+its text's embedding, with residuals if there are any. Along a direction ``delta`` it moves by
+
+    (J_f delta) . w_c  +  gain f . (J_t delta)_c :
+
+the image's part takes one forward-mode product per image and direction, the text's part one for all images together.
+No Jacobian is formed. Directions that are drawn from ``N(0, Sigma)`` make the movements draws from
+``N(0, J Sigma J^T)``, whatever the structure of ``Sigma``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kalmanclip.encoders.dual import DualEncoder, averaged_prompts
+from kalmanclip.encoders.towers import Activations, Tower
+
+
+class ClassifierTangents:
+    """How similarities, or a classifier's outputs, move along directions of ``theta``.
+
+    Args:
+        encoder: the model at its current ``theta``.
+        texts: activations of C * templates prompts.
+        templates: prompts per class.
+        directions: (K, n).
+
+    Attributes:
+        W: the class weights (C, d).
+        dW: how they move along each direction, (K, C, d).
+    """
+
+    def __init__(self, encoder: DualEncoder, texts: Activations, templates: int, directions: Tensor) -> None:
+        self.encoder = encoder
+        self._image, text = directions.split([encoder.n_image, encoder.n_text], dim=1)
+
+        def encode(views: dict[str, Tensor]) -> Tensor:
+            return averaged_prompts(functional_call(encoder.text, views, texts), templates)
+
+        self.W, self.dW = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
+
+    def add_residuals(self, gain: float, D: Tensor) -> None:
+        """Makes the class weights ``gain T + D``, with residuals (C, d) that do not move."""
+        self.W, self.dW = gain * self.W + D.to(self.W), gain * self.dW
+
+    def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
+        """Return embeddings (B, d), whose products with `W` are the outputs, and how those move, (B, C, K)."""
+        tower, n = self.encoder.image, self.encoder.n_image
+
+        def encode(views: dict[str, Tensor]) -> Tensor:
+            return functional_call(tower, views, images)
+
+        f, df = _push(tower, encode, self.encoder.theta[:n], self._image)
+        moved = torch.einsum("kbd,cd->bck", df, self.W) + torch.einsum("bd,kcd->bck", f, self.dW)
+        return f, moved
+
+
+def _push(tower: Tower, encode: Any, theta: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Embeddings (N, d) and their derivatives (K, N, d) along directions (K, n) of a tower's parameters (n,)."""
+    names = {id(p): name for name, p in tower.named_parameters()}
+    matrices = [(names[id(p)], p.shape) for layer in tower.low_rank_layers() for p in (layer.A, layer.B)]
+
+    def views(flat: Tensor) -> dict[str, Tensor]:
+        parts = flat.split([shape.numel() for _, shape in matrices])
+        return {name: part.view(shape) for (name, shape), part in zip(matrices, parts, strict=True)}
+
+    if not matrices:  # a frozen tower stays where it is
+        f = encode({})
+        return f, f.new_zeros(len(directions), *f.shape)
+    # only the plain attention has forward-mode derivatives
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        here = views(theta)
+
+        def along(direction: Tensor) -> Any:
+            return jvp(encode, (here,), (views(direction),))
+
+        push: Any = vmap(along, out_dims=(None, 0))  # type: ignore[arg-type]
+        f, df = push(directions)
+    return f, df

@@ -1,0 +1,119 @@
+"""What the baselines share: unit-length features, text weights, and one way to score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kalmanclip.data import FewShotTask, ImageSource
+from kalmanclip.encoders import Backbone, DualEncoder
+from kalmanclip.encoders.crops import RandomCropConfig
+from kalmanclip.encoders.features import Progress, crop_features, image_features, silent, text_weights
+from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.methods.base import Needs, labels_of
+
+
+class FeatureMethod:
+    """A method that scores unit-length features ``f`` (N, d) beside text weights ``T`` (C, d).
+
+    Subclasses learn in `learn`, and score otherwise than zero-shot in `score`.
+
+    Args:
+        backbone: the frozen CLIP.
+        config: the options; None: the defaults of ``Config``.
+
+    Attributes:
+        encoder: what makes features of images; frozen, unless the method trains towers.
+        T: the text weights (C, d), None before `fit`.
+        scale: 1 / tau; the "100" of the papers, which is its value in OpenAI's models.
+    """
+
+    Config: ClassVar[type[Any]]
+    needs: ClassVar[Needs] = "features"
+
+    def __init__(self, backbone: Backbone, config: Any = None) -> None:
+        self.backbone = backbone
+        self.config = self.Config() if config is None else config
+        self.encoder = self._make_encoder()
+        self.scale = backbone.logit_scale
+        self.T: Tensor | None = None
+
+    def _make_encoder(self) -> DualEncoder:
+        """Return the towers before anything is learned."""
+        return DualEncoder(self.backbone)
+
+    def fit(self, task: FewShotTask, progress: Progress = silent) -> None:
+        """Learn from ``task.train``; options are chosen on ``task.validation`` if there is one, else published."""
+        self.T = text_weights(self.backbone, task.class_names, task.templates)
+        self.learn(task, progress)
+
+    def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
+        """Return scores (N, C) on the CPU, whose softmax are the class probabilities."""
+        if self.T is None:
+            raise ConfigError("The classifier has no classes yet: call fit first.")
+        f = image_features(self.encoder, images, progress)
+        with torch.no_grad():
+            return self.score(f).cpu()
+
+    def zero_shot(self, f: Tensor) -> Tensor:
+        """Return ``f T^T / tau`` (N, C)."""
+        assert self.T is not None
+        return self.scale * f @ self.T.mT
+
+    def learn(self, task: FewShotTask, progress: Progress) -> None:
+        """Set whatever `score` needs beyond the text weights."""
+        raise NotImplementedError
+
+    def score(self, f: Tensor) -> Tensor:
+        """Turn features (N, d) into logits (N, C)."""
+        return self.zero_shot(f)
+
+    def labels(self, task: FewShotTask) -> Tensor:
+        """Return the training labels (N,)."""
+        return labels_of(task.train, self.backbone.device)
+
+    def crops(self, task: FewShotTask, config: RandomCropConfig, progress: Progress) -> Tensor:
+        """Return features (N, V, d) of the crops of each training image."""
+        return crop_features(self.encoder, task.train.sources, config, task.seed, progress)
+
+    def samples(self, task: FewShotTask, config: RandomCropConfig, progress: Progress) -> tuple[Tensor, Tensor, Tensor]:
+        """Return every crop as a sample: features (N V, d), labels (N V,), and weights (N V,) of mean one."""
+        labels, f = self.labels(task), self.crops(task, config, progress)
+        f, y, shares = config.as_samples(f, labels)
+        return f, y, shares * len(config.weights)
+
+    def validation(self, task: FewShotTask, progress: Progress) -> tuple[Tensor, Tensor] | None:
+        """Return features and labels of the validation images, if any. The test images are never looked at."""
+        if task.validation is None or not len(task.validation):
+            return None
+        f = image_features(self.encoder, task.validation.sources, progress)
+        return f, labels_of(task.validation, f.device)
+
+
+def hits(logits: Tensor, labels: Tensor) -> int:
+    """Count the images (N, C) that are recognised."""
+    return int((logits.argmax(dim=-1) == labels).sum())
+
+
+def kernel(similarity: Tensor, beta: float) -> Tensor:
+    """Return ``exp(-beta (1 - similarity))``: how much a training image so similar has to say."""
+    return (beta * (similarity - 1)).exp()
+
+
+def search_grid(top: float, steps: int) -> list[float]:
+    """Return so many values from 0.1 to one step before ``top``."""
+    return [0.1 + i * (top - 0.1) / steps for i in range(steps)]
+
+
+def class_means(f: Tensor, labels: Tensor, class_names: Sequence[str], weights: Tensor | None = None) -> Tensor:
+    """Return the mean feature of each class, (C, d), of features (N, d), labels (N,) and weights (N,), None: equal."""
+    weights = f.new_ones(len(f)) if weights is None else weights
+    counts = f.new_zeros(len(class_names)).index_add_(0, labels, weights)
+    if (counts == 0).any():
+        missing = [name for name, n in zip(class_names, counts.tolist(), strict=True) if n == 0]
+        raise DataError(f"This method needs an image of every class; there is none of {', '.join(missing[:5])}.")
+    sums = f.new_zeros(len(class_names), f.shape[1]).index_add_(0, labels, weights.unsqueeze(1) * f)
+    return sums / counts.unsqueeze(1)

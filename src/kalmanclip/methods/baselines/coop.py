@@ -1,0 +1,139 @@
+"""CoOp: the words before the class name are vectors, learned through the frozen text tower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kalmanclip.data import FewShotTask
+from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.towers import TextEncoder, reading, unit
+from kalmanclip.errors import ConfigError, ModelError
+from kalmanclip.methods.base import Needs
+from kalmanclip.methods.baselines.base import FeatureMethod
+from kalmanclip.methods.baselines.training import (
+    check_optimizer,
+    check_positive,
+    choose_recipe,
+    coop_epochs,
+    coop_recipe,
+    steps_of,
+    train,
+)
+
+
+@dataclass(frozen=True)
+class CoOpConfig:
+    """Options of CoOp.
+
+    Attributes:
+        context: M, the number of learned vectors, shared by all classes; the class name comes after them.
+        init_std: they start as N(0, init_std^2).
+        epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond (ImageNet, published with 50, sets its own).
+        batch_size: images per step.
+        crops: of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
+            and taken in turn; 0: centre crops.
+        crop_scale: of the random crops.
+        optimizer: 'published' (SGD 0.002, momentum 0.9, weight decay 5e-4, cosine, one epoch at 1e-5) or 'paper'.
+    """
+
+    context: int = 16
+    init_std: float = 0.02
+    epochs: int | None = None
+    batch_size: int = 32
+    crops: int | None = None
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    optimizer: str = "published"
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        check_positive(batch_size=self.batch_size, epochs=self.epochs or 1, init_std=self.init_std)
+        if self.context < 1:
+            raise ConfigError(f"context must be at least 1, not {self.context}.")
+
+
+class Prompts:
+    """Prompts "[context] class name." whose M context words are vectors.
+
+    Args:
+        backbone: the frozen CLIP.
+        class_names: C names.
+        context: M.
+
+    Raises:
+        ModelError: the text tower is not a plain stack of transformer blocks.
+    """
+
+    def __init__(self, backbone: Backbone, class_names: Sequence[str], context: int) -> None:
+        self.text, self.context = TextEncoder(backbone.model), context
+        if not self.text.plain:
+            raise ModelError(
+                f"Context vectors for a text tower of type {type(self.text.owner).__name__} are not supported."
+            )
+        words = " ".join(["X"] * context)
+        tokens = backbone.tokenizer([f"{words} {name}." for name in class_names]).to(backbone.device)
+        # the vectors replace the embeddings of the X's: there must be one token for each, after the start
+        if len(tokens[:, 1 : 1 + context].unique()) != 1 or tokens.shape[1] < context + 3:
+            raise ModelError(f"The tokenizer of {backbone.name!r} leaves no room for {context} context vectors.")
+        with torch.no_grad():
+            self._x, self._position = self.text.embed(tokens)
+
+    @property
+    def width(self) -> int:
+        """The size of a word's embedding."""
+        return self._x.shape[-1]
+
+    def __call__(self, context: Tensor) -> Tensor:
+        """Context vectors (M, width) to unit-length class weights (C, d)."""
+        M, x = self.context, self._x
+        words = context.to(x) + self.text.owner.positional_embedding[1 : 1 + M]
+        x = torch.cat([x[:, :1], words.expand(len(x), -1, -1), x[:, 1 + M :]], dim=1)
+        for block in self.text.blocks:
+            x = block(x, attn_mask=self.text.mask(x))
+        return unit(self.text.finish(reading(self._position)(x)))
+
+
+class CoOp(FeatureMethod):
+    """Logits ``f T(context)^T / tau``. Image features are frozen; the text tower is run forwards and backwards.
+
+    Attributes:
+        context: the learned vectors (M, width).
+        W: the class weights that they give (C, d).
+    """
+
+    Config = CoOpConfig
+    config: CoOpConfig
+    needs: ClassVar[Needs] = "towers"
+    context: Tensor
+    W: Tensor
+
+    def learn(self, task: FewShotTask, progress: Progress) -> None:
+        """Trains the context; the last step's stands, nothing is chosen. The task's templates are not used."""
+        y = self.labels(task)
+        prompts = Prompts(self.backbone, task.class_names, self.config.context)
+        generator = torch.Generator().manual_seed(task.seed)
+        start = self.config.init_std * torch.randn(self.config.context, prompts.width, generator=generator)
+        self.context = start.to(y.device).requires_grad_()
+        c = self.config
+        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.crops, task.seed, progress)
+        recipe = choose_recipe(self.config.optimizer, coop_recipe(self.config.batch_size))
+        epochs = self.config.epochs or coop_epochs(max(task.train.counts()))
+
+        def loss(i: Tensor, epoch: int) -> Tensor:
+            return F.cross_entropy(self.scale * features(epoch)[i] @ prompts(self.context).mT, y[i])
+
+        steps = steps_of(len(y), recipe.batch_size, epochs)
+        train([self.context], recipe, len(y), steps, loss, task.seed, progress)
+        self.context.requires_grad_(False)
+        with torch.no_grad():
+            self.W = prompts(self.context)
+
+    def score(self, f: Tensor) -> Tensor:
+        """Turn features (N, d) into logits (N, C)."""
+        return self.scale * f @ self.W.mT

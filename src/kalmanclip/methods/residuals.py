@@ -1,0 +1,404 @@
+"""Class residuals: what the text says about each class, plus what its few images add, as a Gaussian belief.
+
+The logits of an image with embedding ``f`` are ``(gain f T^T + f D^T) / tau``: the zero-shot classifier ``T`` (C, d),
+with its share, and a residual ``D_c`` for each class, believed a priori to be ``N(0, prior_std^2 M)``. ``M`` (d, d),
+of mean size one on the images, allows less where crops of the *same* class differ: that does not tell classes apart.
+The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it. Of the images
+learned before, `kalmanclip.methods.statistics` keeps enough to go on: `learn` takes more images, also of new classes.
+
+``prior_std`` and the covariance scale are chosen on training images that are held out in turn. Nothing that they are
+predicted from has seen them: not the residuals, not ``M``, and, where the towers learn too, not the towers (`Fold`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.errors import ConfigError
+from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
+from kalmanclip.methods.statistics import ClassStatistics, check_shapes
+from kalmanclip.prediction import TYPICAL_SCALE, LogitGaussian, fit_covariance_scale, log_likelihood
+
+TYPICAL_STD = 50**-0.5
+"""The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
+
+_STEP = math.sqrt(2)  # of the search: a factor of two in the variance
+_SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
+_REACH = 12  # steps either way at most
+_ENOUGH = 1000  # held-out images that tell one prior from another
+
+
+@dataclass(frozen=True)
+class ClassResidualsConfig(CropConfig):
+    """Options of the class residuals, and of the crops that stand for a training image (`CropConfig`).
+
+    Attributes:
+        prior_std: how far, in units of cosine similarity, an image's similarity with a class may move (one standard
+            deviation). None: the one with the largest held-out log-likelihood of training images; with a single image
+            per class, `TYPICAL_STD`.
+        gain_std: of the text's share in the logits, around one.
+        folds: in how many parts the training images are held out to choose ``prior_std``.
+        alpha: the regulation of outlying images, see `kalmanclip.filtering.softmax`.
+        seed: of the random crops, and of sampled predictions.
+    """
+
+    prior_std: float | None = None
+    gain_std: float = 0.5
+    folds: int = 4
+    alpha: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prior_std", "gain_std"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        if self.centre_weight == 0:
+            raise ConfigError("centre_weight must lie in (0, 1]: images are predicted by their centre crops.")
+        if not isinstance(self.folds, int) or self.folds < 2:
+            raise ConfigError(f"folds must be at least 2, not {self.folds!r}.")
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ConfigError(f"alpha must be finite and not negative, not {self.alpha}.")
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be a whole number, not {self.seed!r}.")
+
+    @property
+    def passes(self) -> int:
+        """Passes over the images: one, however many times it linearises."""
+        return 1
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Training images without a part of them, and the part, both as encoders see them that have not seen the part.
+
+    Attributes:
+        crops: features (N, V, d) of the crops of the images that are kept.
+        labels: (N,).
+        held_crops: (n, V, d), of those held out.
+        held_labels: (n,).
+        T: the text weights (C, d).
+    """
+
+    crops: Tensor
+    labels: Tensor
+    held_crops: Tensor
+    held_labels: Tensor
+    T: Tensor
+
+
+class ResidualBelief:
+    """The belief about the classes' residuals.
+
+    Args:
+        config: the options.
+        scale: 1 / tau.
+
+    Attributes:
+        names: of the classes, in the order of `T`.
+        root: a square root of ``M`` (d, d); None before the first image.
+        belief: over ``D root^-1``; None before the first image.
+        statistics: of the images learned; None before the first.
+        held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
+        covariance_scale: how much of the belief's covariance a prediction averages over, see
+            `kalmanclip.prediction.temperature`.
+    """
+
+    def __init__(self, config: ClassResidualsConfig, scale: float) -> None:
+        self.config, self.scale = config, scale
+        self.names: list[str] = []
+        self.T: Tensor | None = None
+        self.root: Tensor | None = None
+        self.belief: SoftmaxBelief | None = None
+        self.statistics: ClassStatistics | None = None
+        self.held_out_log_likelihood: dict[float, float] = {}
+        self.covariance_scale = TYPICAL_SCALE
+
+    @property
+    def prior_std(self) -> float | None:
+        """The prior's, chosen or given; None before the first image."""
+        return None if self.belief is None else self.belief.strength**-0.5
+
+    def set_classes(self, names: Sequence[str], T: Tensor) -> None:
+        """Name the classes, with their text weights (C, d); what is known about a name stays with it."""
+        if self.belief is not None:
+            row = {name: i for i, name in enumerate(self.names)}
+            rows = [row.get(name) for name in names]
+            self.belief = self.belief.select_classes(rows)
+            self.statistics = self.statistics and self.statistics.select(rows)
+        self.names, self.T = list(names), T
+
+    def learn(
+        self,
+        crops: Tensor,
+        labels: Tensor,
+        tell: Callable[[int, int], None] = lambda done, total: None,
+        folds: Sequence[Fold] | None = None,
+    ) -> None:
+        """Update the belief.
+
+        Args:
+            crops: unit-length features (N, V, d), the centre crop first.
+            labels: (N,), numbers of `names`.
+            tell: called with fits done and to do.
+            folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
+        """
+        if self.belief is None:
+            folds = self._folds(crops, labels) if folds is None else folds
+            held_out = [_HeldOut(self, fold) for fold in folds]
+            std = self.config.prior_std or self._choose(held_out, tell)
+            self.covariance_scale = self._fit_covariance_scale(held_out, std)
+            new = ClassStatistics.of(crops, labels, len(self.names))
+            self.root = new.metric()
+            self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
+            self._store(new)
+        else:
+            assert self.statistics is not None
+            self.relearn([self.statistics], self.belief.strength, (crops, labels))
+        tell(1, 1)
+
+    def relearn(
+        self, known: Sequence[ClassStatistics], strength: float, more: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Learn anew from the prior: from pseudo-images of all that is known, and from more images.
+
+        Args:
+            known: statistics of different images, of the classes in `names`.
+            strength: ``prior_std^-2``.
+            more: crops and labels, as in `learn`, of images that are not among the known.
+        """
+        total = sum(known[1:], start=known[0])
+        if more is not None:
+            total = total + ClassStatistics.of(*more, len(self.names))
+        guess = None if self.belief is None else self.belief.mean @ self._root.mT
+        self.root = total.metric()
+        prior = self._prior(strength)
+        samples = [images.pseudo_images() for images in known]
+        if more is not None:
+            samples.append(self.config.as_samples(*more))
+        f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
+        slope = torch.stack([images.slope for images in known]).sum(dim=0) @ self.root
+        gain_slope = torch.stack([images.gain_slope for images in known]).sum()
+        # a linear term in the logarithm of a Gaussian moves its mean
+        tilted = replace(prior, mean=slope / strength, gain=prior.gain + gain_slope / prior.gain_precision)
+        start = tilted
+        if guess is not None and self.belief is not None:
+            start = replace(tilted, mean=guess @ torch.linalg.inv(self.root).mT, gain=self.belief.gain)
+        self.belief = self._solved(tilted, f, labels, weights, start)
+        self._store(total)
+
+    def _store(self, images: ClassStatistics) -> None:
+        """Keep the statistics, with the slope that makes the belief's mean the mode of their likelihood."""
+        assert self.belief is not None
+        f, labels, weights = images.pseudo_images()
+        slope, gain_slope = softmax_gradient(
+            self.belief, f @ self._root, self._text(f), labels, weights, self.scale, self.config.alpha
+        )
+        prior = self._prior(self.belief.strength)
+        self.statistics = replace(
+            images,
+            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self._root),
+            gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
+        )
+
+    def _prior(self, strength: float) -> SoftmaxBelief:
+        return SoftmaxBelief.prior(len(self.names), self._root, strength, self.config.gain_std)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the belief as named tensors; empty before the first image."""
+        b = self.belief
+        if b is None or self.statistics is None:
+            return {}
+        # Python numbers: read back to the last digit
+        numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale}
+        return {
+            **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
+            **{"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
+            **{"gain": b.gain, "gain_precision": b.gain_precision},
+            **self.statistics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """Take over what `state_dict` gave, about the classes of these names.
+
+        Raises:
+            ConfigError: a tensor is missing or has another shape.
+        """
+        C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
+        shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
+        check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
+        self.names, self.root = list(names), state["root"]
+        self.belief = SoftmaxBelief(
+            state["mean"],
+            float(state["strength"]),
+            state["gram"],
+            state["curvature"],
+            state["gain"],
+            state["gain_precision"],
+        )
+        self.statistics = ClassStatistics.from_state(state, C, d)
+        self.covariance_scale = float(state["covariance_scale"])
+
+    def logits(self, f: Tensor) -> Tensor:
+        """Return logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
+        if self.belief is None:
+            return self._text(f)
+        return self.belief.logits(f @ self._root, self._text(f), self.scale)
+
+    def variance(self, f: Tensor) -> Tensor:
+        """Return the variance (N, C) of the logits under the belief."""
+        if self.belief is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        return self.belief.variance(f @ self._root, self._text(f), self.scale)
+
+    def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance scaled.
+
+        Args:
+            texts: the text weights (C, d) of each draw.
+            generator: on the CPU.
+        """
+        if self.belief is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        for T in texts:
+            gain, Z = self.belief.sample(self.covariance_scale, generator)
+            centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
+            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
+
+    def weights(self) -> Tensor:
+        """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
+        assert self.T is not None
+        if self.belief is None:
+            return self.T
+        return self.belief.gain * self.T + self.residuals()
+
+    def residuals(self) -> Tensor:
+        """Return ``D`` (C, d) at the mean of the belief."""
+        assert self.belief is not None
+        return self.belief.mean @ self._root.mT
+
+    @property
+    def _root(self) -> Tensor:
+        assert self.root is not None
+        return self.root
+
+    def _text(self, f: Tensor) -> Tensor:
+        assert self.T is not None
+        return self.scale * f @ self.T.mT
+
+    def _solved(
+        self,
+        prior: SoftmaxBelief,
+        f: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        start: SoftmaxBelief | None = None,
+        tolerance: float = 1e-5,
+    ) -> SoftmaxBelief:
+        """Return the posterior after features (N, d) with labels and weights (N,)."""
+        x, text = f @ self._root, self._text(f)
+        return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
+
+    def _folds(self, crops: Tensor, labels: Tensor) -> list[Fold]:
+        """Return parts of the images, as encoders that have learned from none of them see them."""
+        assert self.T is not None
+        parts = held_out_parts(labels, self.config.folds)
+        return [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
+
+    def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
+        """Return the prior under which held-out images are most probable, itself less probable if unusual."""
+        if not held_out:
+            return TYPICAL_STD
+        scores: dict[int, float] = {}
+
+        def score(step: int) -> float:
+            if not -_REACH <= step <= _REACH:
+                return -math.inf
+            if step not in scores:
+                std = TYPICAL_STD * _STEP**step
+                total = sum(part.log_likelihood(std) for part in held_out)
+                self.held_out_log_likelihood[std] = total / sum(len(part.labels) for part in held_out)
+                scores[step] = total - (step / _SPREAD) ** 2 / 2
+                tell(len(scores), len(scores) + 1)
+            return scores[step]
+
+        best = 0  # the score has one maximum: climb
+        for direction in (-1, 1):
+            while score(best + direction) > score(best):
+                best += direction
+        return TYPICAL_STD * _STEP**best
+
+    def _fit_covariance_scale(self, held_out: Sequence[_HeldOut], std: float) -> float:
+        """Return the scale under which held-out images are most probable, by the crop that predictions use."""
+        if not held_out:
+            return TYPICAL_SCALE
+        known = [(part.logits(std), part.labels) for part in held_out]
+        return fit_covariance_scale(lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known))
+
+
+class _HeldOut:
+    """Residuals learned from the kept images of a fold, under one prior after the other, beside the held-out images.
+
+    Args:
+        whole: whose options to use.
+        fold: the images.
+    """
+
+    def __init__(self, whole: ResidualBelief, fold: Fold) -> None:
+        self.labels = fold.held_labels
+        self._crops = fold.held_crops
+        # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
+        self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
+        self._residuals.set_classes(whole.names, fold.T)
+        self._residuals.root = ClassStatistics.of(fold.crops, fold.labels, len(whole.names)).metric()
+        self._images = whole.config.as_samples(fold.crops, fold.labels)
+        self._found: dict[float, SoftmaxBelief] = {}
+
+    def _learn(self, std: float) -> ResidualBelief:
+        """Return the residuals under that prior; the search for the mode begins at those under the nearest."""
+        residuals = self._residuals
+        if std not in self._found:
+            near = min(self._found, key=lambda known: abs(math.log(known / std)), default=None)
+            start = None if near is None else self._found[near]
+            prior = residuals._prior(std**-2)
+            self._found[std] = residuals._solved(prior, *self._images, start, tolerance=1e-4)
+        residuals.belief = self._found[std]
+        return residuals
+
+    def log_likelihood(self, std: float) -> float:
+        """Return the log-likelihood of the held-out images, each by all its crops."""
+        residuals = self._learn(std)
+        f, labels, weights = residuals.config.as_samples(self._crops, self.labels)
+        return -float((F.cross_entropy(residuals.logits(f), labels, reduction="none") * weights).sum())
+
+    def logits(self, std: float) -> LogitGaussian:
+        """Return the belief about the logits of the held-out images, by their centre crops."""
+        residuals, f = self._learn(std), self._crops[:, 0]
+        return LogitGaussian(residuals.logits(f), residuals.variance(f))
+
+
+def held_out_parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:
+    """Return which images to keep and which to hold out, part by part; classes with one image always keep it."""
+    seen: dict[int, int] = {}
+    position = []
+    for label in labels.tolist():
+        position.append(seen.get(label, 0))
+        seen[label] = position[-1] + 1
+    lone = torch.tensor([seen[label] < 2 for label in labels.tolist()])
+    part = torch.tensor(position) % min(folds, max(seen.values()))
+    parts: list[tuple[Tensor, Tensor]] = []
+    held_out = 0
+    for number in range(int(part.max()) + 1):
+        held = (part == number) & ~lone
+        if held.any() and held_out < _ENOUGH:
+            parts.append((torch.where(~held)[0], torch.where(held)[0]))
+            held_out += int(held.sum())
+    return parts

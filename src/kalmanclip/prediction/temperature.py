@@ -1,0 +1,53 @@
+"""How much of a belief's covariance to average over: one number, fitted on held-out images.
+
+The prior that is right for the *mode* of a belief over hundreds of directions is far too wide for its *average*: most
+of the width lies where no training image says anything. So the covariance is scaled, ``Sigma -> s Sigma``, as a
+tempered posterior is. The scale is the one with the largest held-out log-likelihood, under a prior around its typical
+value: few images change it little, and many decide it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kalmanclip.prediction.predictive import LogitGaussian, expected_softmax
+
+TYPICAL_SCALE = 0.03
+"""The centre of the search, and the value where no image can be spared: chosen on training images outside the shots."""
+
+_STEP = 2.0  # of the search, a factor
+_SPREAD = 1.0  # steps, one standard deviation of the prior
+_REACH = 7  # steps either way at most
+
+
+def log_likelihood(logits: LogitGaussian, labels: Tensor) -> float:
+    """Return the sum of the log-probabilities of the labels (N,), in nats."""
+    p = expected_softmax(logits).probabilities
+    return float(p.gather(1, labels.unsqueeze(1)).clamp_min(torch.finfo(p.dtype).tiny).log().sum())
+
+
+def fit_covariance_scale(score: Callable[[float], float], around: float = TYPICAL_SCALE) -> float:
+    """Return the factor ``s`` of the covariance.
+
+    Args:
+        score: the log-likelihood, in nats, of all held-out images for a given ``s``; it has one maximum.
+        around: the mode of the prior over ``s``.
+    """
+    known: dict[int, float] = {}
+
+    def posterior(step: int) -> float:
+        if abs(step) > _REACH:
+            return -math.inf
+        if step not in known:
+            known[step] = score(around * _STEP**step) - (step / _SPREAD) ** 2 / 2
+        return known[step]
+
+    best = 0
+    for direction in (-1, 1):
+        while posterior(best + direction) > posterior(best):
+            best += direction
+    return around * _STEP**best
