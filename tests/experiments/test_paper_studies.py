@@ -192,14 +192,14 @@ def test_zero_shot_is_run_once_whatever_the_shots_and_shares():
 
 
 def test_options_reach_the_rows_of_their_method_or_label():
-    options = {"coop": {"views": 3}, "Ours (paper)": {"epochs": 7}}
+    options = {"coop": {"crops": 3}, "Ours (paper)": {"epochs": 7}}
     runs = study_runs(STUDIES["table1"], [source("dtd")], [1], "tiny", options)
-    assert {run.config["views"] for run in runs if run.label == "CoOp"} == {3}
+    assert {run.config["crops"] for run in runs if run.label == "CoOp"} == {3}
     assert {run.config["epochs"] for run in runs if run.label == "Ours (paper)"} == {7}
     own = {"kalman-head": {"method": "kalman", "preset": "head"}, "Ours (paper) alpha 1": {"epochs": 1}}
     assert check_options(STUDIES.values(), options | own) == ["kalman-head"]
     with pytest.raises(ConfigError, match="no method or row 'copo'"):
-        check_options(STUDIES.values(), {"copo": {"views": 3}})
+        check_options(STUDIES.values(), {"copo": {"crops": 3}})
 
 
 def test_which_sets_stand_where():

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kalmanclip.config import from_dict
+from kalmanclip.config import from_dict, to_dict
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.sources import ShiftSource, Source
 from kalmanclip.experiments.spec import CLEAN, Contamination, all_labels, method_options, plan
-from kalmanclip.methods import CONFIGS, CONTROLS
+from kalmanclip.methods import CONTROLS, METHODS, preset, with_options
 
 PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
 
@@ -53,17 +53,17 @@ def test_names_are_no_part_of_a_run(make_run):
     assert (make_run(label="mine").label, make_run().label) == ("mine", "gda")
 
 
-@pytest.mark.parametrize("method", CONFIGS)
+@pytest.mark.parametrize("method", METHODS)
 def test_options_survive_json(method):
     options = method_options(method, {}, seed=3)
-    config = from_dict(CONFIGS[method], json.loads(json.dumps(options)))
-    expected = CONFIGS[method]()
-    assert config == (dataclasses.replace(expected, seed=3) if hasattr(expected, "seed") else expected)
+    config = from_dict(METHODS[method].Config, json.loads(json.dumps(options)))
+    expected = METHODS[method].Config()
+    assert config == (with_options(expected, {"seed": 3}) if hasattr(expected, "seed") else expected)
 
 
 def test_options_change_one_value_of_a_group_and_leave_the_others():
-    plain, changed = method_options("kalman", {}, 1), method_options("kalman", {"classes": {"views": 2}}, 1)
-    assert changed == plain | {"classes": plain["classes"] | {"views": 2}}
+    plain, changed = method_options("class_residuals", {}, 1), method_options("class_residuals", {"crops": 2}, 1)
+    assert changed == plain | {"crops": 2}
     head = {"preset": "head"}
     plain, changed = method_options("kalman", head, 1), method_options("kalman", head | {"noise": {"beta": 0.9}}, 1)
     assert changed == plain | {"noise": plain["noise"] | {"beta": 0.9}}
@@ -72,9 +72,14 @@ def test_options_change_one_value_of_a_group_and_leave_the_others():
 
 def test_what_a_preset_is_made_of_is_the_same_run():
     (named,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": {"preset": "head"}})
-    (spelled,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": {"parameters": ["low_rank"]}})
-    (default,) = plan([PETS], ["kalman"], [1], [1], "tiny")
-    assert named.address == spelled.address != default.address
+    (spelled,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": to_dict(preset("head")) | {"seed": 1}})
+    (other,) = plan([PETS], ["kalman"], [1], [1], "tiny", {"kalman": {"preset": "paper"}})
+    assert named.address == spelled.address != other.address
+
+
+def test_a_preset_of_another_method_is_refused():
+    with pytest.raises(ConfigError, match=r"another method's.*head, paper, paper-literal"):
+        method_options("kalman", {"preset": "default"}, 1)
 
 
 def test_a_seed_among_the_options_is_the_runs_unless_it_is_given():
@@ -111,19 +116,19 @@ def test_variants_of_one_method_stand_side_by_side():
     changed, plain = runs[0].config, runs[1].config
     assert (changed["filter"]["alpha"], changed["epochs"]) == (0.5, method_options("kalman", {}, 1)["epochs"])
     assert plain == method_options("kalman", three, 1)
-    assert (plain["epochs"], plain["parameters"]) == (3, ["low_rank"])
+    assert plain["epochs"] == 3
     assert len({run.address for run in runs}) == 3
 
 
 def test_options_by_data_set():
-    mine = {"method": "gda", "alpha": 2.0, "by_data": {"pets, dtd": {"views": 3}, "dtd37": {"alpha": 5.0}}}
+    mine = {"method": "gda", "alpha": 2.0, "by_data": {"pets, dtd": {"crops": 3}, "dtd37": {"alpha": 5.0}}}
     other = dataclasses.replace(PETS, name="dtd37", fingerprint="0" * 64)
     unnamed = dataclasses.replace(PETS, name="else", fingerprint="1" * 64)
     runs = plan([PETS, other, unnamed], ["mine", "gda"], [1], [1], "tiny", {"mine": mine})
-    changed = [{"alpha": 2.0, "views": 3}, {"alpha": 5.0}, {"alpha": 2.0}]
+    changed = [{"alpha": 2.0, "crops": 3}, {"alpha": 5.0}, {"alpha": 2.0}]
     assert [run.config for run in runs[::2]] == [method_options("gda", options, 1) for options in changed]
-    assert {run.by_data for run in runs[::2]} == {("alpha", "views")}
-    (spelled,) = plan([PETS], ["gda"], [1], [1], "tiny", {"gda": {"alpha": 2.0, "views": 3}})
+    assert {run.by_data for run in runs[::2]} == {("alpha", "crops")}
+    (spelled,) = plan([PETS], ["gda"], [1], [1], "tiny", {"gda": {"alpha": 2.0, "crops": 3}})
     assert spelled == runs[0]
     assert spelled.address == runs[0].address
 
@@ -140,14 +145,14 @@ def test_the_rows_of_the_committed_comparison_can_be_planned():
         assert (config["alpha_grid"], config["search_steps"]) == ([], [200, 20])
     trained = [found["ape_t as published", data] for data in published]
     assert [(config["lr"], config["epochs"]) for config in trained] == [(1e-3, 200), (1e-3, 20), (1e-4, 30)]
-    assert found["kalman no crops", "pets"]["classes"]["views"] == 0
+    assert found["class_residuals no crops", "pets"]["crops"] == 0
     assert found["clip_lora", "pets"]["most_iterations"] is None
 
 
 def test_all_labels_are_the_methods_with_their_variants_beside_them():
     labels = all_labels({"mine": {"method": "gda"}, "gda": {}})
     assert labels[labels.index("gda") + 1] == "mine"
-    assert [label for label in labels if label != "mine"] == [name for name in CONFIGS if name not in CONTROLS]
+    assert [label for label in labels if label != "mine"] == [name for name in METHODS if name not in CONTROLS]
     # a control is run where somebody asks for it
     assert "sgd" in all_labels({"sgd": {"method": "first_order", "optimizer": "sgd"}})
 
@@ -178,8 +183,8 @@ def test_the_plan_has_every_combination_once():
         (["gda"], [1], {"gda": {"by_data": {"dtd": {"alfa": 1}}}}, "Unknown option 'alfa'"),
         (["gda"], [1], {"gda": {"by_data": {"dtd": 1}}}, "by_data of 'gda' must hold tables"),
         (["gda"], [1], {"gda": {"by_data": {"dtd": {}, "pets,dtd": {}}}}, "names the data set 'dtd' twice"),
-        (["kalman"], [1], {"kalman": {"epochs": 3}}, "epochs is about low-rank parameters"),
-        (["kalman"], [1], {"kalman": {"preset": "head", "classes": {"views": 2}}}, "classes is about class residuals"),
+        (["class_residuals"], [1], {"class_residuals": {"epochs": 3}}, "Unknown option 'epochs'"),
+        (["kalman"], [1], {"kalman": {"preset": "head", "crops": 2}}, "Unknown option 'crops'"),
         (["gda"], [1], {"gda": {"preset": "head"}}, "Unknown option 'preset'"),
     ],
 )

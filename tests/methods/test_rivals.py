@@ -63,7 +63,7 @@ def made_up(monkeypatch):
 
     for module in (features, base):
         monkeypatch.setattr(module, "image_features", image_features)
-    monkeypatch.setattr(features, "keep_decoded", lambda sources, min_side: sources)
+    monkeypatch.setattr(features, "cache_decoded", lambda sources, min_side: sources)
     monkeypatch.setattr(base, "DualEncoder", lambda backbone: types.SimpleNamespace(backbone=backbone))
     monkeypatch.setattr(base, "text_weights", lambda backbone, names, templates: T)
 
