@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from kalmanclip.app.limits import MAX_BYTES
 from PIL import Image
 from tests.conftest import shape_picture
-
-from kalmanclip.app.limits import MAX_BYTES
 
 pytest.importorskip("gradio", reason="gradio is not installed")
 

@@ -146,34 +146,34 @@ def test_bad_calls(tiny, methods, task):
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
 def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
-    clf.method.temper = clf.method.temper / 3
-    if clf.method.classes is not None:
-        clf.method.classes.temper = 0.123456789012345
+    clf.method_.temper = clf.method_.temper / 3
+    if clf.method_.classes is not None:
+        clf.method_.classes.temper = 0.123456789012345
     again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
     one, other = (c.predict_distribution(shapes / "circle") for c in (clf, again))
     assert torch.equal(one.probabilities, other.probabilities)
     assert torch.equal(one.epistemic, other.epistemic)
-    assert list(one.labels) == list(np.array(clf.classes_)[one.probabilities.argmax(dim=1)])
+    assert list(one.labels) == list(np.array(clf.class_names_)[one.probabilities.argmax(dim=1)])
 
 
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
 def test_an_adapter_from_before_has_the_typical_tempering(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
     typical = Kalman(tiny, clf.config)
-    if clf.method.classes is not None:
-        state = {k: v for k, v in clf.method.classes.state_dict().items() if k != "temper"}
-        clf.method.classes.temper = 5.0
-        typical.classes.load_state_dict(state, clf.classes_)
+    if clf.method_.classes is not None:
+        state = {k: v for k, v in clf.method_.classes.state_dict().items() if k != "temper"}
+        clf.method_.classes.temper = 5.0
+        typical.classes.load_state_dict(state, clf.class_names_)
         assert typical.classes.temper == TYPICAL_TEMPER
         with pytest.raises(ConfigError, match="temper"):
-            typical.classes.load_state_dict(state | {"temper": torch.ones(2)}, clf.classes_)
+            typical.classes.load_state_dict(state | {"temper": torch.ones(2)}, clf.class_names_)
         return
-    clf.method.temper = 5.0
+    clf.method_.temper = 5.0
     folder = clf.save(tmp_path / "a")
     description = json.loads((folder / "adapter.json").read_text())
     assert description.pop("temper") == 5.0
     (folder / "adapter.json").write_text(json.dumps(description))
-    assert KalmanCLIP.load(folder, tiny).method.temper == typical.temper
+    assert KalmanCLIP.load(folder, tiny).method_.temper == typical.temper
 
 
 def test_averaging_costs_little_confidence_where_the_model_is_right(methods, task):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kalmanclip.cli.screen import listing, note, say, some
+from kalmanclip.cli.console import listing, note, say, some
 
 if TYPE_CHECKING:
     from kalmanclip.experiments.difference import Changes, Difference, Pair, Summary

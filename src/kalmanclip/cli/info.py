@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import kalmanclip
-from kalmanclip.cli.options import build_config
-from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
-from kalmanclip.config import flatten, to_dict
+from kalmanclip.cli.console import facts, percent, say, size_of, some, waiting
+from kalmanclip.config import from_dict
 from kalmanclip.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _installed() -> None:
 
 
 def _cached() -> list[tuple[str, str]]:
-    """Models that need no network any more, as far as open_clip's two caches tell."""
+    """Return models that need no network any more, as far as open_clip's two caches tell."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub = sorted(Path(HF_HUB_CACHE).glob("models--*"))
@@ -96,21 +95,20 @@ def _adapter(adapter: Path) -> None:
 
 
 def _options(saved: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those that had an effect, as a file for --config would have them."""
-    from kalmanclip.methods import idle
+    """Yield those that had an effect, as a file for --config would have them."""
+    from kalmanclip.estimator import effective_options
+    from kalmanclip.methods import KalmanConfig
 
-    config = build_config({}, start=saved)
-    for name, value in flatten(to_dict(config)).items():
-        if idle(name, config) is None:
-            yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
+    for name, value in effective_options(from_dict(KalmanConfig, saved)).items():
+        yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:
-    """The belief alone: it can be looked at without the backbone, which may not be on this computer."""
+    """Describe the belief alone, without the backbone, which may not be on this computer."""
     from kalmanclip.adapter import read_tensors
 
     tensors = read_tensors(adapter, description["tensors"])
-    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_told(tensors)]
+    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_uncertainty(tensors)]
 
 
 def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
@@ -142,8 +140,8 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
     ]
 
 
-def _told(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    """What predictions can say beside classes."""
+def _uncertainty(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    """Describe what predictions can say beside classes."""
     images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("unknown", "conformal"))
     return [
         ("unknown images", f"told by {images} training images" if images else "are not marked (default preset only)"),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Device, options_file, writable_folder
+from kalmanclip.cli.arguments import Device, integers, options_file, spellings, words, writable_folder
+from kalmanclip.cli.console import listing, note, say, waiting
 from kalmanclip.cli.running import (
     ATTEMPTS,
     Attempts,
@@ -23,9 +24,7 @@ from kalmanclip.cli.running import (
     Workers,
     run_planned,
 )
-from kalmanclip.cli.screen import listing, note, say, waiting
 from kalmanclip.cli.sheets import print_sheet
-from kalmanclip.cli.words import integers, spellings, words
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import typer
 from typer.core import TyperCommand
 
-from kalmanclip.cli.guard import guarded
+from kalmanclip.cli.errors import guarded
 
 
 def register(

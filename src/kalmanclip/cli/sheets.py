@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from kalmanclip.cli.screen import listing, say
+from kalmanclip.cli.console import listing, say
 
 if TYPE_CHECKING:
     from kalmanclip.experiments.paper.sheet import Sheet

@@ -13,7 +13,7 @@ from kalmanclip.errors import DataError
 from kalmanclip.experiments.cells import Grid, Place
 from kalmanclip.files import atomic_path
 
-# A bare Figure, as in `kalmanclip.pictures`: pyplot keeps figures in a global list and may open windows.
+# A bare Figure, as in `kalmanclip.plots`: pyplot keeps figures in a global list and may open windows.
 
 COLUMNS = 4
 """Panels side by side."""

@@ -293,6 +293,11 @@ class KalmanClassifier:
 
         return apply
 
+    @property
+    def training_images(self) -> tuple[tuple[str, ...], list[int]] | None:
+        """Names and class numbers of the images learned from; None where they are not kept."""
+        return None if self.known is None else (self.known.sources, self.known.labels.tolist())
+
     def ood_threshold(self, false_alarms: float = FALSE_ALARMS) -> float | None:
         """The out-of-distribution score above which images are flagged; None where the method cannot say."""
         if self.known is None or len(self.known.features) < 3:

@@ -384,7 +384,7 @@ def test_csv_parses_and_agrees_with_json(photos, adapters, preset):
 def test_uncertainty_averages_and_says_what_is_left_open(photos, adapters, preset):
     adapter = adapters[preset]
     rows = json.loads(call("predict", adapter, photos, "--json", "--uncertainty", "--top", 3).stdout)
-    averaged = KalmanCLIP.load(adapter).predict_distribution(photos)
+    averaged = KalmanCLIP.load(adapter).predict_full(photos)
     assert [row["probability"] for row in rows] == pytest.approx(averaged.confidence.tolist(), abs=1e-5)
     for row in rows:
         entropy = -sum(c["probability"] * math.log(max(c["probability"], 1e-12)) for c in row["top"])
@@ -439,7 +439,7 @@ def test_evaluate_agrees_with_the_estimator_and_draws(photos, adapters, tmp_path
     result = json.loads(call("evaluate", adapter, photos, "--json", "-o", picture).stdout)
     clf = KalmanCLIP.load(adapter)
     assert result["accuracy"] == pytest.approx(clf.score(photos))
-    assert result["zero_shot_accuracy"] == pytest.approx(KalmanCLIP().set_classes(clf.classes_).score(photos))
+    assert result["zero_shot_accuracy"] == pytest.approx(KalmanCLIP().set_classes(clf.class_names_).score(photos))
     assert [row["class"] for row in result["classes"]] == sorted(SHAPES)
     matrix = np.array(result["confusion_matrix"])
     assert matrix.sum(axis=1).tolist() == [3, 3, 3]

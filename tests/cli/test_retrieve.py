@@ -262,10 +262,10 @@ def test_captions_cut_to_the_same_tokens_are_one_to_learn_and_tied_to_measure(fo
 def test_goes_on_learning_and_saves(folder, tiny, tmp_path):
     pairs = read_caption_views(folder / "pairs.csv")
     clf = fit_pairs(pairs.train, tiny, epochs=1)
-    steps = clf.method.filter.steps
+    steps = clf.method_.filter.steps
     update_pairs(clf, pairs.test)
-    assert clf.method.filter.steps > steps
-    assert len(clf.classes_) == 6
+    assert clf.method_.filter.steps > steps
+    assert len(clf.class_names_) == 6
     clf.save(tmp_path / "a")
     again = KalmanCLIP.load(tmp_path / "a", tiny)
     assert measure_recall(pairs.train, again) == measure_recall(pairs.train, clf)
