@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from kalmanclip.cli import app
 
-from .conftest import shape_picture
+from tests.conftest import shape_picture
 
 runner = CliRunner()
 

@@ -115,8 +115,8 @@ def test_resumed_is_the_same_as_uninterrupted(folder, adapter, tmp_path, monkeyp
 
     output, save = tmp_path / "stopped", KalmanCLIP.save
 
-    def stop(self, place):
-        save(self, place)
+    def stop(self, place, notes):
+        save(self, place, notes)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KalmanCLIP, "save", stop)

@@ -150,7 +150,7 @@ def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
     if clf.method_.classes is not None:
         clf.method_.classes.temper = 0.123456789012345
     again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
-    one, other = (c.predict_distribution(shapes / "circle") for c in (clf, again))
+    one, other = (c.predict_full(shapes / "circle") for c in (clf, again))
     assert torch.equal(one.probabilities, other.probabilities)
     assert torch.equal(one.epistemic, other.epistemic)
     assert list(one.labels) == list(np.array(clf.class_names_)[one.probabilities.argmax(dim=1)])
@@ -159,7 +159,7 @@ def test_the_tempering_is_saved(tiny, shapes, tmp_path, config):
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
 def test_an_adapter_from_before_has_the_typical_tempering(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
-    typical = Kalman(tiny, clf.config)
+    typical = Kalman(tiny, clf.config_)
     if clf.method_.classes is not None:
         state = {k: v for k, v in clf.method_.classes.state_dict().items() if k != "temper"}
         clf.method_.classes.temper = 5.0

@@ -244,8 +244,7 @@ def fit(
             if held is not None:
                 with bars("calibrating: ") as progress, naming_bad_images(held.sources):
                     clf.calibrate(held, progress=progress)
-                if first():
-                    clf.save(output, notes)
+                _save(clf, output, notes)
         except KeyboardInterrupt:
             _say_how_to_resume(data, output, notes)
             raise typer.Exit(INTERRUPTED) from None
@@ -320,7 +319,8 @@ def _options(
     start = from_dict(KalmanConfig, before["config"]) if before else pair_config() if captions else None
 
     def spell(name: str) -> str:
-        return "--" + name.rpartition(".")[2].replace("_", "-") if name in flags else name
+        flag = "crops" if name == "classes.views" else name.rpartition(".")[2]
+        return "--" + flag.replace("_", "-") if name in flags else name
 
     return make_config(preset, start, given | flags, spell)
 
@@ -406,14 +406,18 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path, notes: dict[st
 
     def save(passes: int) -> None:
         notes["epochs_done"] = done + passes
-        if first():
-            clf.save(output, notes)
+        _save(clf, output, notes)
 
     with bars() as progress, naming_bad_images(images.sources):
         if done:
             clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
         else:
             clf.fit(images, progress=progress, after_epoch=save)
+
+
+def _save(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
+    if first():
+        clf.save(output, notes)
 
 
 def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
