@@ -58,7 +58,7 @@ def test_fused_knows_what_both_know(tiny, pictures, kind, tmp_path):
     # an ordinary classifier: it is stored, predicts and learns on
     again = KalmanCLIP.load(fused.save(tmp_path / "fused.adapter"), tiny)
     assert (again.predict_proba(pictures["test"][0]) == fused.predict_proba(pictures["test"][0])).all()
-    assert again.notes == {"fused": 2}
+    assert again.notes_ == {"fused": 2}
     again.partial_fit([shape_picture("circle", 77)], ["circle"])
     assert again.predict_full(pictures["test"][0][:2]).std.isfinite().all()
 

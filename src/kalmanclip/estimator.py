@@ -599,36 +599,38 @@ def _labelled(
 
 def _with_labels(
     sources: list[ImageSource],
-    labels: list[Any],
+    y: list[Any],
     class_names: Sequence[str] | None,
     known: Sequence[str],
     known_labels: Sequence[Any],
 ) -> tuple[LabelledImages, list[Any]]:
     """Return a list of images with its labels, and one label for each class."""
-    if not labels or any(isinstance(label, str) for label in labels):
-        if class_names is None and not known and labels and all(isinstance(label, str) for label in labels):
-            distinct = sorted(set(labels))  # scikit-learn's order
-            check_distinct(distinct, "label")
-            class_names = [class_name_from_folder(label) for label in distinct]
-            require_two_classes(class_names, "the list of labels", "Pass class_names if the others do not occur here.")
-        images = from_lists(sources, labels, class_names, known)
-        given = dict(zip(images.labels[::-1], labels[::-1], strict=True))
-        return images, [str(given.get(c, name)) for c, name in enumerate(images.class_names)]
-    if class_names is not None or (known and all(isinstance(label, str) for label in known_labels)):
-        images = from_lists(sources, labels, class_names, known)
-        return images, list(range(len(images.class_names)))
-    check_classification_targets(np.asarray(labels))
-    if not known:
-        warnings.warn(
-            "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, for "
-            "example ['cat', 'dog'] for the labels 0 and 1.",
-            stacklevel=4,
-        )
-    values = list(known_labels) + sorted(set(np.asarray(labels).tolist()) - set(known_labels))
-    names = [*known, *(str(value) for value in values[len(known) :])]
-    require_two_classes(names, "the list of labels", "Pass class_names if the others do not occur here.")
-    number = {value: c for c, value in enumerate(values)}
-    return LabelledImages(sources, [number[label] for label in np.asarray(labels).tolist()], names), values
+    strings = [isinstance(label, str) for label in y]
+    if any(strings) and not all(strings):
+        raise DataError("labels mix strings with other types; use one kind for all images")
+    if y and not any(strings):
+        if class_names is not None or any(isinstance(label, str) for label in known_labels):
+            images = from_lists(sources, y, class_names, known)
+            return images, list(range(len(images.class_names)))
+        check_classification_targets(np.asarray(y))
+        y = np.asarray(y).tolist()  # numpy's numbers as Python's
+        if not known:
+            warnings.warn(_NUMBERS, stacklevel=4)
+    if class_names is None and not known and y:
+        distinct = sorted(set(y))  # scikit-learn's order
+        check_distinct(map(str, distinct), "label")
+        class_names = [class_name_from_folder(str(label)) for label in distinct]
+        require_two_classes(class_names, "the list of labels", "Pass class_names if the others do not occur here.")
+    names = dict(zip(known_labels, known, strict=True))
+    images = from_lists(sources, [names.get(label, str(label)) for label in y], class_names, known)
+    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image spells it
+    return images, [given.get(c, name) for c, name in enumerate(images.class_names)]
+
+
+_NUMBERS = (
+    "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, for example "
+    "['cat', 'dog'] for the labels 0 and 1."
+)
 
 
 def _sources(images: Images) -> list[ImageSource]:

@@ -91,7 +91,7 @@ def test_another_observation_can_be_chosen(folder, tmp_path):
 
 
 def test_a_list_with_classes_is_about_classes(folder, tmp_path):
-    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--views", 0, "--shots", 2).stdout
+    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--crops", 0, "--shots", 2).stdout
     about = description(tmp_path / "a")
     assert about["class_names"] == list(SHAPES)
     assert about["config"]["parameters"] == ["classes"]
@@ -101,7 +101,7 @@ def test_a_list_with_classes_is_about_classes(folder, tmp_path):
 
 
 def test_captions_have_no_residuals(folder, tmp_path):
-    for words in (["--preset", "default"], ["--views", 2]):
+    for words in (["--preset", "default"], ["--crops", 2]):
         message = call("fit", folder / "pairs.csv", "-o", tmp_path / "a", *words, code=2).stderr
         assert "residuals" in message
     assert not (tmp_path / "a").exists()
@@ -187,7 +187,7 @@ def test_retrieve_for_programs(folder, adapter):
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
-        (["pairs.csv", "--k", "1,x"], 2, "--k is '1,x'"),
+        (["pairs.csv", "--k", "1,x"], 2, "--k takes whole numbers"),
         (["pairs.csv", "--k", "0"], 2, "at least 1"),
         (["pairs.csv", "--part", "val"], 3, "no part 'val'; it has train and test"),
         (["pairs.csv", "--model", "tiny", "--adapter", "x"], 2, "not both"),

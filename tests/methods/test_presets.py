@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kalmanclip.config import from_dict, to_dict
-from kalmanclip.estimator import make_config
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
+from kalmanclip.estimator import make_config
 from kalmanclip.experiments.run import method_options
 from kalmanclip.methods import PRESETS, Kalman, KalmanConfig, preset, refuse_idle, replaced, with_preset
 
