@@ -1,4 +1,4 @@
-"""What one pass over the images saves: `predict --uncertainty` and `evaluate --unknown` on 1,000 images, before and after.
+"""What one pass over the images saves: `predict --uncertainty` and `evaluate --unknown` before and after it.
 
 Both commands run as processes of their own, once from an older checkout and once from this one, in turn; what counts is
 the processor time of the process, which other processes hardly change. *no cache*: every pass decodes and encodes.

@@ -74,7 +74,6 @@ NOT_APPLICABLE = {
     "check_positive_only_tag_during_fit": TABLES,
     "check_readonly_memmap_input": TABLES,
     "check_classifiers_train": "asks for a good classifier of tables; stripes of grey are no photographs",
-    "check_classifiers_regression_target": "asks for continuous targets to be refused; the wrapper would do that",
 }
 """Checks that are left out, and why."""
 
