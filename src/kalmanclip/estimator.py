@@ -258,10 +258,9 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         """Learn on from more images; those learned before are not needed.
 
         Low-rank parameters are filtered on: their posterior so far is the prior now; under class residuals they stay as
-        they are. Class residuals (the default) are
-        fitted again from the prior, over the new images and over pseudo-images drawn from the sums that stand for the
-        old ones; see `kalmanclip.methods.recollection`. Classes not seen before are added; one class alone is enough.
-        Without `fit` before it, it starts from the prior.
+        they are. Class residuals (the default) are fitted again from the prior, over the new images and over
+        pseudo-images drawn from the sums that stand for the old ones. Classes not seen before are added; one class
+        alone is enough. Without `fit` before it, it starts from the prior.
 
         Args:
             X: as in `fit`.
@@ -369,11 +368,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         return [[label[name] for name in names] for names in sets]
 
     def ood_score(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
-        """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from.
-
-        Raises:
-            ConfigError: the method has no such score.
-        """
+        """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from."""
         self._require_ood()
         score = self.predict_full(X, how="mean", progress=progress).ood_score
         return np.empty(0) if score is None else score.numpy()
@@ -381,13 +376,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
     def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
         """Return whether images show nothing that was learned, (N,) of truth values.
 
-        Args:
-            X: as in `predict`.
-            false_alarms: the share of images of known classes that may be flagged by mistake.
-            progress: called as ``progress(stage, done, total)``.
-
-        Raises:
-            ConfigError: the method cannot tell.
+        A share ``false_alarms`` of images of known classes may be flagged by mistake.
         """
         self._require_ood()
         flags = self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress).is_ood
