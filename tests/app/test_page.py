@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from kalmanclip.app.limits import MAX_BYTES
+from kalmanclip.app.images import MAX_BYTES
 from PIL import Image
 from tests.conftest import shape_picture
 
