@@ -96,7 +96,7 @@ def contestants(backbone: Backbone, name: str, batch: int) -> dict[str, Callable
 def _from_files(backbone: Backbone, files: list[Path]) -> dict[str, Callable[[], object]]:
     classifier = KalmanCLIP(backbone, templates=TEMPLATES)
     classifier.set_classes([f"number {i:04d}" for i in range(CLASSES)])
-    tokens = backbone.tokenizer([TEMPLATES[0].format(name) for name in classifier.classes_]).to(backbone.device)
+    tokens = backbone.tokenizer([TEMPLATES[0].format(name) for name in classifier.class_names_]).to(backbone.device)
     with torch.no_grad():
         T = torch.nn.functional.normalize(backbone.model.encode_text(tokens), dim=-1)
 

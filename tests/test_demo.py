@@ -6,7 +6,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.pictures import Prediction, draw_confusion, draw_predictions
+from kalmanclip.plots import Example, draw_confusion, draw_predictions
 
 runner = CliRunner()
 
@@ -72,7 +72,7 @@ def test_confusion_pictures_are_drawn_for_few_and_many_classes(tmp_path, classes
 
 def test_predictions_of_any_number_fill_the_grid(tmp_path):
     image = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    draw_predictions(tmp_path / "p.png", [Prediction(image, "cat", "dog", 0.5, 0.0)] * 7)
+    draw_predictions(tmp_path / "p.png", [Example(image, "cat", "dog", 0.5, 0.0)] * 7)
     assert _greys(tmp_path / "p.png") > 10
 
 

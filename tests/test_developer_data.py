@@ -23,11 +23,11 @@ def test_sixteen_shots_beat_zero_shot(tiny, shared_data, preset, margin):
     clf = KalmanCLIP(tiny, preset=preset, templates=[TEMPLATES["eurosat"]], seed=1).set_classes(train.class_names)
 
     def accuracy():
-        return 100 * (clf.method.logits(test.sources).argmax(dim=1) == labels).float().mean().item()
+        return 100 * (clf.method_.logits(test.sources).argmax(dim=1) == labels).float().mean().item()
 
     zero_shot = accuracy()
     clf.fit(few_shot_task(train, None, None, 16, 1, shot_lists=read_shot_lists(folder, train)).train)
     tuned = accuracy()
     assert tuned > zero_shot + margin
-    assert all(not step.skipped for step in clf.method.history)
-    assert bool(clf.method.history) == (preset == "head")
+    assert all(not step.skipped for step in clf.method_.history)
+    assert bool(clf.method_.history) == (preset == "head")

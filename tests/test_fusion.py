@@ -51,16 +51,16 @@ def test_fused_knows_what_both_know(tiny, pictures, kind, tmp_path):
     first, second = (site(tiny, pictures[name], kind) for name in ("first", "second"))
     before = first.predict_proba(pictures["test"][0][:3])
     fused = KalmanCLIP.fuse([first, second])
-    assert fused.classes_ == first.classes_ == list(SHAPES)
+    assert fused.class_names_ == first.class_names_ == list(SHAPES)
     alone = min(part.score(*pictures["test"]) for part in (first, second))
     assert fused.score(*pictures["test"]) >= alone
     assert (first.predict_proba(pictures["test"][0][:3]) == before).all()  # the parts stay as they are
     # an ordinary classifier: it is stored, predicts and learns on
     again = KalmanCLIP.load(fused.save(tmp_path / "fused.adapter"), tiny)
     assert (again.predict_proba(pictures["test"][0]) == fused.predict_proba(pictures["test"][0])).all()
-    assert again.notes == {"fused": 2}
+    assert again.notes_ == {"fused": 2}
     again.partial_fit([shape_picture("circle", 77)], ["circle"])
-    assert again.predict_logits(pictures["test"][0][:2]).std.isfinite().all()
+    assert again.predict_full(pictures["test"][0][:2]).std.isfinite().all()
 
 
 def test_fused_halves_are_nearly_the_joint_fit(tiny, pictures):
@@ -72,9 +72,9 @@ def test_fused_halves_are_nearly_the_joint_fit(tiny, pictures):
     ask = pictures["test"][0]
     apart = [abs(clf.predict_proba(ask) - joint.predict_proba(ask)).mean() for clf in (fused, first, second)]
     assert apart[0] < 0.5 * min(apart[1:])
-    assert fused.method.residuals.prior_std == pytest.approx(0.15)
-    torch.testing.assert_close(fused.method.residuals.root, joint.method.residuals.root, rtol=1e-3, atol=1e-4)
-    assert fused.method.residuals.statistics.count.tolist() == [8, 8, 8]
+    assert fused.method_.residuals.prior_std == pytest.approx(0.15)
+    torch.testing.assert_close(fused.method_.residuals.root, joint.method_.residuals.root, rtol=1e-3, atol=1e-4)
+    assert fused.method_.residuals.statistics.count.tolist() == [8, 8, 8]
 
 
 def test_sites_with_different_classes(tiny, pictures):
@@ -82,13 +82,13 @@ def test_sites_with_different_classes(tiny, pictures):
     here = site(tiny, only(pictures["first"], "circle", "square"))
     there = site(tiny, only(pictures["first"], "triangle", "square"))
     fused = KalmanCLIP.fuse([here, there])
-    assert fused.classes_ == ["circle", "square", "triangle"]
-    assert fused.method.residuals.statistics.count.tolist() == [4, 8, 4]
-    zero_shot = KalmanCLIP(tiny).set_classes(fused.classes_)
+    assert fused.class_names_ == ["circle", "square", "triangle"]
+    assert fused.method_.residuals.statistics.count.tolist() == [4, 8, 4]
+    zero_shot = KalmanCLIP(tiny).set_classes(fused.class_names_)
     assert fused.score(*pictures["test"]) > zero_shot.score(*pictures["test"])
     swapped = KalmanCLIP.fuse([there, here])
-    assert swapped.classes_ == ["square", "triangle", "circle"]
-    order = [swapped.classes_.index(name) for name in fused.classes_]
+    assert swapped.class_names_ == ["square", "triangle", "circle"]
+    order = [swapped.class_names_.index(name) for name in fused.class_names_]
     ask = pictures["test"][0]
     assert abs(swapped.predict_proba(ask)[:, order] - fused.predict_proba(ask)).max() < 0.02
 
@@ -97,11 +97,11 @@ def test_spellings_of_a_class_are_one_class(tiny, pictures):
     here = site(tiny, only(pictures["first"], "circle", "square"))
     images, labels = only(pictures["second"], "circle", "triangle")
     there = site(tiny, (images, [label.upper() for label in labels]))
-    assert KalmanCLIP.fuse([here, there]).classes_ == ["circle", "square", "TRIANGLE"]
+    assert KalmanCLIP.fuse([here, there]).class_names_ == ["circle", "square", "TRIANGLE"]
 
 
 def test_low_rank_beliefs_fuse_as_the_product_of_their_gaussians(tiny, pictures):
-    first, second = (site(tiny, pictures[name], "head").method for name in ("first", "second"))
+    first, second = (site(tiny, pictures[name], "head").method_ for name in ("first", "second"))
     fused = fuse_methods([first, second])
     assert first.prior_variance != second.prior_variance  # each measured its own
     assert fused.prior_variance == pytest.approx((first.prior_variance * second.prior_variance) ** 0.5)
@@ -118,8 +118,8 @@ def test_low_rank_beliefs_fuse_as_the_product_of_their_gaussians(tiny, pictures)
 
 def test_sites_whose_priors_are_ten_times_apart(tiny, pictures):
     """What each has seen is what it knows beyond *its* prior; it is added to the geometric mean of both."""
-    first = site(tiny, pictures["first"], "head", prior_variance=2e-2).method
-    second = site(tiny, pictures["second"], "head", prior_variance=2e-3).method
+    first = site(tiny, pictures["first"], "head", prior_variance=2e-2).method_
+    second = site(tiny, pictures["second"], "head", prior_variance=2e-3).method_
     fused = fuse_methods([first, second])
     common = 2e-2 * 10**-0.5
     assert fused.prior_variance == pytest.approx(common)
@@ -141,7 +141,7 @@ def test_residuals_of_sites_whose_priors_are_ten_times_apart(tiny, pictures):
     second = site(tiny, few, prior_std=0.5)
     assert [len(pictures["first"][0]), len(few[0])] == [12, 6]
     fused = KalmanCLIP.fuse([first, second])
-    assert fused.method.residuals.prior_std == pytest.approx(0.05 * 10 ** (1 / 3))
+    assert fused.method_.residuals.prior_std == pytest.approx(0.05 * 10 ** (1 / 3))
 
 
 def test_what_must_agree(tiny, pictures):

@@ -1,23 +1,21 @@
 """Few-shot fine-tuning of CLIP by Bayesian filtering: a Kalman filter over low-rank parameters of both towers."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["KalmanCLIP", "KalmanConfig", "__version__"]
+__all__ = ["KalmanCLIP", "KalmanConfig", "Prediction", "__version__"]
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.methods import KalmanConfig
+    from kalmanclip.prediction import Prediction
+
+_MODULES = {"KalmanCLIP": "estimator", "KalmanConfig": "methods", "Prediction": "prediction"}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the front door when it is first used: `kalmanclip --help` and the filter alone should not wait for it."""
-    if name == "KalmanCLIP":
-        from kalmanclip.estimator import KalmanCLIP
-
-        return KalmanCLIP
-    if name == "KalmanConfig":
-        from kalmanclip.methods import KalmanConfig
-
-        return KalmanConfig
-    raise AttributeError(f"module 'kalmanclip' has no attribute {name!r}")
+    """Load what is heavy when it is first used: `kalmanclip --help` and the filter alone should not wait for it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'kalmanclip' has no attribute {name!r}")
+    return getattr(import_module(f"kalmanclip.{_MODULES[name]}"), name)

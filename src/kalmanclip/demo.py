@@ -13,13 +13,12 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from kalmanclip.cli.learned import about
-from kalmanclip.cli.screen import bars, command_line, facts, listing, percent, say, suggest
+from kalmanclip.cli.console import bars, command_line, facts, fit_facts, listing, percent, say, suggest
 from kalmanclip.data import LabelledImages, fill, sample_shots
 from kalmanclip.errors import ConfigError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.metrics import standardized_margin
-from kalmanclip.pictures import Prediction, draw_predictions
+from kalmanclip.plots import Example, draw_predictions
 
 SHOTS = 16
 SIDE = 64
@@ -28,7 +27,7 @@ ADAPTER, PICTURE, TEST = "digits.adapter", "predictions.png", "test"
 
 
 def digits(seed: int, tests: int) -> tuple[LabelledImages, LabelledImages]:
-    """Images to learn from, 16 of each digit, and others to test on; both drawn with the seed."""
+    """Return images to learn from, 16 of each digit, and others to test on; both drawn with the seed."""
     data = load_digits()
     images = LabelledImages(list(map(_enlarged, data.images)), list(data.target), list(map(str, data.target_names)))
     train = sample_shots(images, SHOTS, seed)
@@ -38,13 +37,13 @@ def digits(seed: int, tests: int) -> tuple[LabelledImages, LabelledImages]:
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """8 x 8 values from 0 to 16, bright on dark, to a smooth picture of dark ink on white paper."""
+    """Turn 8 x 8 values from 0 to 16, bright on dark, into a smooth picture of dark ink on white paper."""
     paper = Image.fromarray((255 - pixels * (255 / 16)).astype(np.uint8))
     return np.asarray(paper.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
 
 def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
-    """Runs the demo and says what it does.
+    """Run the demo and say what it does.
 
     Args:
         out: folder for the adapter, the picture and the test images.
@@ -72,7 +71,7 @@ def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
     _step(3, "Learn: a Gaussian belief about what the images add to each class's sentence")
     with bars() as progress:
         clf.fit(train, progress=progress)
-    _diagnose(clf)
+    facts(fit_facts(clf.diagnostics_))
 
     _step(4, "After")
     with bars() as progress:
@@ -82,7 +81,7 @@ def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
         "A few of the test images. Lead: how far the first choice is ahead of the second, in standard deviations "
         "of the filter's belief; a small one means that the filter is unsure."
     )
-    shown = _predictions(clf, test, seed)
+    shown = _examples(clf, test, seed)
     _print_predictions(shown[:6])
 
     clf.save(out / ADAPTER)
@@ -103,27 +102,20 @@ def _step(number: int, title: str) -> None:
     say(f"{number}. {title}", style="bold cyan")
 
 
-def _diagnose(clf: KalmanCLIP) -> None:
-    """The filter's own account of the fit."""
-    facts(about(clf.method))
-
-
-def _predictions(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15) -> list[Prediction]:
-    """A random handful of test images, good or bad."""
-    chosen = random.Random(seed).sample(range(len(test)), min(count, len(test)))
-    some = test.subset(chosen)
-    logits = clf.predict_logits(some.sources)
-    probabilities = logits.mean.softmax(dim=1).numpy()
-    leads = standardized_margin(logits.mean.numpy(), logits.std.numpy())
-    names = np.array(clf.classes_)
-    columns = names[some.labels], names[probabilities.argmax(axis=1)], probabilities.max(axis=1), leads
+def _examples(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15) -> list[Example]:
+    """Return a random handful of test images, right or wrong, with their predictions."""
+    some = test.subset(random.Random(seed).sample(range(len(test)), min(count, len(test))))
+    found = clf.predict_full(some.sources)
+    leads = standardized_margin(found.mean.numpy(), found.std.numpy())
     return [
-        Prediction(np.asarray(image), str(truth), str(guess), float(p), float(ahead))
-        for image, truth, guess, p, ahead in zip(some.sources, *columns, strict=True)
+        Example(np.asarray(image), test.class_names[label], str(guess), float(p), float(ahead))
+        for image, label, guess, p, ahead in zip(
+            some.sources, some.labels, found.labels, found.confidence, leads, strict=True
+        )
     ]
 
 
-def _print_predictions(predictions: list[Prediction]) -> None:
+def _print_predictions(predictions: list[Example]) -> None:
     table = listing("digit", "predicted", "probability", "lead", "", right=("probability", "lead"))
     for p in predictions:
         verdict = "" if p.predicted == p.truth else "wrong"
@@ -132,7 +124,7 @@ def _print_predictions(predictions: list[Prediction]) -> None:
 
 
 def _write_folder(folder: Path, images: LabelledImages) -> None:
-    """The test images as files, so that the other commands have something to work on."""
+    """Write the test images as files, so that the other commands have something to work on."""
     for old in folder.glob("?/???.png"):  # of an earlier run, perhaps with another seed
         old.unlink()
     for number, (image, label) in enumerate(zip(images.sources, images.labels, strict=True)):

@@ -1,21 +1,28 @@
-"""The front door in Python: scikit-learn's habits over the Kalman filter."""
+"""The estimator: scikit-learn's protocol over the methods that keep a belief. Nothing else reaches behind it."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.utils.multiclass import check_classification_targets
 
 from kalmanclip.adapter import load_adapter, read_description, save_adapter
+from kalmanclip.config import flatten, merge, to_dict
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
     FewShotTask,
     LabelledImages,
+    class_name_from_folder,
     from_lists,
     hold_out,
     read_folder,
@@ -24,24 +31,42 @@ from kalmanclip.data import (
     validate_templates,
 )
 from kalmanclip.data.images import ImageSource
-from kalmanclip.encoders import Backbone, load_backbone
+from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
+from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
-from kalmanclip.methods import MethodConfig, Progress, make_classifier, replaced, silent
+from kalmanclip.methods import (
+    PRESETS,
+    Classifier,
+    MethodConfig,
+    Progress,
+    make_classifier,
+    method_name,
+    silent,
+    with_options,
+)
 from kalmanclip.methods import preset as find_preset
+from kalmanclip.methods.classifier import TrainingImages
 from kalmanclip.methods.fusion import fuse_methods
-from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, LogitGaussian, Prediction
+from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, Calibration, Prediction
 
 Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
-"""A folder, labelled images, or a list of paths, PIL images or arrays."""
+"""A folder, labelled images, or a list or array of paths, PIL images or arrays."""
 
 
-class KalmanCLIP:
+class NotFittedError(ConfigError, SklearnNotFittedError):
+    """Something was asked of an estimator that has no classes yet."""
+
+
+class KalmanCLIP(ClassifierMixin, BaseEstimator):
     """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
 
     By default softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by iterated
     Kalman updates. The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters batch by batch.
+
+    It is a scikit-learn classifier: `clone`, `cross_val_score`, `GridSearchCV` and `Pipeline` work, with ``X`` a list
+    of images. The arguments are checked, and the weights loaded, by `fit`, `partial_fit` or `set_classes`.
 
     >>> clf = KalmanCLIP("tiny").fit("photos/")            # photos/cat/*.jpg, photos/dog/*.jpg
     >>> clf.predict(["new.jpg"])
@@ -49,17 +74,30 @@ class KalmanCLIP:
     >>> clf.save("pets.adapter"); KalmanCLIP.load("pets.adapter")
 
     Args:
-        model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one.
-        config: the options; None: those of ``preset``.
+        model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one,
+            which copies of the estimator share.
+        config: all options of a method; None: those of ``preset``.
         preset: 'default' (also what None means), or another name in `kalmanclip.methods.presets`, such as 'paper'.
+        prior_std: how far similarities may move a priori; None: that of the preset, which may choose it on the images.
+        epochs: passes over the images, for low-rank parameters; None: that of the preset.
+        seed: of everything that is random; None: that of the preset.
+        options: further options of the method by name, nested or dotted: ``{"low_rank.rank": 2}``.
         templates: prompt templates with one ``{}`` for the class name; several are averaged.
         device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
         precision: what the frozen towers compute in, 'float32' or 'bfloat16' (half the memory, and faster on a GPU).
             What is learned is float32 in any case. Of a loaded backbone, leave it out.
         ranks: processes that fit together, each with a `KalmanCLIP` of its own; None: this one alone. See
             `kalmanclip.filtering.accelerated.distributed.join_ranks`.
-        **options: single options of the preset's method, e.g. ``seed=1``.
+
+    Attributes:
+        classes_: the labels (C,) as they were given, in the order of the columns of `predict_proba`.
+        method_: the method that was fitted.
+        notes_: whatever else was saved with the adapter.
     """
+
+    classes_: np.ndarray
+    method_: Classifier
+    notes_: dict[str, Any]
 
     def __init__(
         self,
@@ -67,43 +105,106 @@ class KalmanCLIP:
         config: MethodConfig | None = None,
         *,
         preset: str | None = None,
+        prior_std: float | None = None,
+        epochs: int | None = None,
+        seed: int | None = None,
+        options: Mapping[str, Any] | None = None,
         templates: Sequence[str] = DEFAULT_TEMPLATES,
         device: str | torch.device | None = None,
         precision: str | None = None,
         ranks: Ranks | None = None,
-        **options: Any,
     ) -> None:
-        if config is not None and preset is not None:
-            raise ConfigError("Give either config or preset: each of them is a full set of options.")
-        self.config: MethodConfig = replaced(config or find_preset("default" if preset is None else preset), **options)
-        self.templates = validate_templates(templates)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if not isinstance(model, Backbone):
-            model = load_backbone(model, device, "float32" if precision is None else precision)
-        elif precision not in (None, model.precision):
-            raise ConfigError(f"The backbone is loaded already, in {model.precision}: leave precision out.")
-        self.method = make_classifier(model, self.config, ranks)
-        self.notes: dict[str, Any] = {}
+        self.model = model
+        self.config = config
+        self.preset = preset
+        self.prior_std = prior_std
+        self.epochs = epochs
+        self.seed = seed
+        self.options = options
+        self.templates = templates
+        self.device = device
+        self.precision = precision
+        self.ranks = ranks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False  # X is a list of images
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "method_")
 
     @property
-    def classes_(self) -> list[str]:
-        """The class names, in the order of the columns of `predict_proba`."""
-        return self.method.class_names
+    def class_names_(self) -> list[str]:
+        """The names of the classes, as prompts have them; `classes_` are the labels that stand for them."""
+        return list(self._fitted().class_names)
 
     @property
-    def backbone(self) -> Backbone:
+    def config_(self) -> Any:
+        """All options of the method."""
+        return self._fitted().config
+
+    @property
+    def options_(self) -> dict[str, Any]:
+        """All options of the method, by dotted name."""
+        return flatten(to_dict(self.config_))
+
+    @property
+    def backbone_(self) -> Backbone:
         """The frozen CLIP."""
-        return self.method.backbone
+        return self._fitted().backbone
+
+    @property
+    def tuned_encoder_(self) -> DualEncoder | None:
+        """The towers with the learned low-rank parameters; None where none were learned."""
+        method = self._fitted()
+        return method.encoder if method.fitted and method.encoder.n else None
+
+    @property
+    def calibration_(self) -> Calibration | None:
+        """Of the sets of classes; None where there is none."""
+        return self._fitted().calibration
+
+    @property
+    def training_images_(self) -> TrainingImages | None:
+        """Names and class numbers of the images learned from; None where the method does not keep them."""
+        return self._fitted().training_images
+
+    @property
+    def diagnostics_(self) -> dict[str, Any]:
+        """What the fit has found, by name; what the method does not have is left out."""
+        return self._fitted().diagnostics
+
+    def ood_threshold(self, false_alarms: float = FALSE_ALARMS) -> float | None:
+        """Return the out-of-distribution score above which images are flagged; None where the method cannot say."""
+        return self._fitted().ood_threshold(false_alarms)
+
+    def load_backbone(self) -> Backbone:
+        """Return the frozen CLIP that the arguments name; `fit` does this by itself."""
+        if isinstance(self.model, Backbone):
+            if self.precision not in (None, self.model.precision):
+                raise ConfigError(f"The backbone is loaded already, in {self.model.precision}: leave precision out.")
+            return self.model
+        wanted = (self.model, str(self.device), self.precision)
+        if getattr(self, "_loaded_as", None) != wanted:
+            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            self._loaded = load_backbone(self.model, device, self.precision or "float32")
+            self._loaded_as = wanted
+        return self._loaded
 
     def set_classes(self, class_names: Sequence[str]) -> KalmanCLIP:
-        """Names the classes without learning. Before `fit` this is the zero-shot classifier."""
-        self.method.set_classes(class_names, self.templates)
+        """Name the classes without learning. Before `fit` this is the zero-shot classifier."""
+        method = getattr(self, "method_", None) or self._new_method()
+        method.set_classes(class_names, validate_templates(self.templates))
+        self._set_state(method, list(class_names), getattr(self, "notes_", {}))
         return self
 
     def fit(
         self,
-        images: Images,
-        labels: Iterable[Any] | None = None,
+        X: Images,
+        y: Iterable[Any] | None = None,
         class_names: Sequence[str] | None = None,
         *,
         shots: int | None = None,
@@ -111,152 +212,198 @@ class KalmanCLIP:
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
-        """Learns from labelled images, from scratch.
+        """Learn from labelled images, from scratch.
 
         Args:
-            images: a folder of class folders, `LabelledImages`, or a list of paths, PIL images or arrays.
-            labels: one per image, names or numbers, where ``images`` is a list.
-            class_names: what numeric labels mean.
+            X: a folder of class folders, `LabelledImages`, or a list or array of paths, PIL images or arrays.
+            y: one label per image, names or numbers, where ``X`` is a list.
+            class_names: what numeric labels mean: ``class_names[0]`` is the name of label 0.
             shots: use only so many images of each class, drawn with the seed.
             calibrate: learn from all but so many images of each class, and calibrate `predict_sets` on those.
             progress: called as ``progress(stage, done, total)``.
             after_epoch: called after each pass with the number of finished passes; saving there makes a fit resumable.
         """
-        train, held = _labelled(images, labels, class_names), None
+        before = dict(vars(self))
+        templates = validate_templates(self.templates)
+        train, labels = _labelled(X, y, class_names)
+        method, held = self._new_method(), None
+        seed = method.config.seed
         if calibrate is not None:
-            train, held = hold_out(train, calibrate, self.config.seed)
-        train = sample_shots(train, shots, self.config.seed)
-        self.method.fit(FewShotTask(train, templates=self.templates, seed=self.config.seed), progress, after_epoch)
+            train, held = hold_out(train, calibrate, seed)
+        train = sample_shots(train, shots, seed)
+        self._set_state(method, labels, {})
+        try:
+            method.fit(FewShotTask(train, templates=templates, seed=seed), progress, after_epoch)
+        except BaseException:
+            if not method.fitted:  # an unreadable image must not cost what was there before
+                self.__dict__ = before
+            raise
         if held is not None:
-            self.method.calibrate(held, progress=progress)
-        return self
-
-    def calibrate(
-        self, images: Images, labels: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = silent
-    ) -> KalmanCLIP:
-        """Calibrates `predict_sets` on images that were not learned from; learning on takes the calibration away.
-
-        Args:
-            images: as in `fit`, of the known classes.
-            labels: as in `fit`.
-            kind: of the nonconformity score, one of `kalmanclip.prediction.conformal.KINDS`.
-            progress: called as ``progress(stage, done, total)``.
-        """
-        self.method.calibrate(_labelled(images, labels, self.classes_), kind, progress)
+            method.calibrate(held, progress=progress)
         return self
 
     def partial_fit(
         self,
-        images: Images,
-        labels: Iterable[Any] | None = None,
+        X: Images,
+        y: Iterable[Any] | None = None,
         class_names: Sequence[str] | None = None,
         *,
         epochs: int = 1,
         progress: Progress = silent,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
-        """Learns on from more images; those learned before are not needed.
+        """Learn on from more images; those learned before are not needed.
 
         Low-rank parameters are filtered on: their posterior so far is the prior now; under class residuals they stay as
-        they are. Class residuals (the default) are
-        fitted again from the prior, over the new images and over pseudo-images drawn from the statistics of the
-        old ones; see `kalmanclip.methods.statistics`. Classes not seen before are added; one class alone is enough.
-        Without `fit` before it, it starts from the prior.
-        """
-        if isinstance(images, LabelledImages):  # its numbers count in its own names
-            labels, images = [images.class_names[label] for label in images.labels], images.sources
-        new = _labelled(images, labels, class_names, known=self.classes_)
-        self.method.update(new, epochs, progress, after_epoch, self.templates)
-        return self
-
-    def predict_proba(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
-        """Class probabilities (N, C) at the mean of the belief: those of an exported classifier.
-
-        `predict_distribution` averages over the belief, which changes them little where class residuals were learned.
-        """
-        return self.method.logits(_sources(images), progress).softmax(dim=1).numpy()
-
-    def predict_distribution(
-        self, images: Images, *, how: str = "linearised", samples: int = SAMPLES, progress: Progress = silent
-    ) -> Prediction:
-        """Labels and probabilities averaged over the belief, with their epistemic and aleatoric parts.
+        they are. Class residuals (the default) are fitted again from the prior, over the new images and over
+        pseudo-images drawn from the sums that stand for the old ones. Classes not seen before are added; one class
+        alone is enough. Without `fit` before it, it starts from the prior.
 
         Args:
-            images: as in `predict`.
-            how: 'linearised', 'sampled' or 'mean'; see `Classifier.predict`.
-            samples: draws.
+            X: as in `fit`.
+            y: as in `fit`. Numbers count in the classes so far, unless their labels are numbers, too.
+            class_names: the classes from now on, instead of those so far and the new ones.
+            epochs: passes over the images, for low-rank parameters.
+            progress: called as ``progress(stage, done, total)``.
+            after_epoch: called after each pass with the number of finished passes.
+        """
+        before = dict(vars(self))
+        known = self.class_names_ if hasattr(self, "method_") else []
+        if isinstance(X, LabelledImages) and X.class_names not in (known, class_names and list(class_names)):
+            y, X = [X.class_names[label] for label in X.labels], X.sources  # its numbers count in its own names
+        new, labels = _labelled(X, y, class_names, known, list(getattr(self, "classes_", [])))
+        method = getattr(self, "method_", None) or self._new_method()
+        self._set_state(method, labels, getattr(self, "notes_", {}))
+        try:
+            method.update(new, epochs, progress, after_epoch, validate_templates(self.templates))
+        except BaseException:
+            if method.class_names != new.class_names:  # nothing was learned yet
+                self.__dict__ = before
+            raise
+        return self
+
+    def calibrate(
+        self, X: Images, y: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = silent
+    ) -> KalmanCLIP:
+        """Calibrate `predict_sets` on images that were not learned from; learning on takes the calibration away.
+
+        Args:
+            X: as in `fit`, of the known classes.
+            y: as in `fit`.
+            kind: of the nonconformity score, one of `kalmanclip.prediction.conformal.KINDS`.
             progress: called as ``progress(stage, done, total)``.
         """
-        if not self.method.fitted:
-            raise ConfigError("There is no belief yet: call fit first.")
-        return self.method.predict(_sources(images), how=how, samples=samples, progress=progress)
+        self._fitted().calibrate(self._known(X, y), kind, progress)
+        return self
 
-    def predict(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
-        """The most probable class name of each image, (N,)."""
-        return np.array(self.classes_)[self.predict_proba(images, progress=progress).argmax(axis=1)]
+    def predict_full(
+        self,
+        X: Images,
+        *,
+        how: str = "linearised",
+        samples: int = SAMPLES,
+        coverage: float | None = None,
+        false_alarms: float = FALSE_ALARMS,
+        neighbors: int = 0,
+        zero_shot: bool = False,
+        progress: Progress = silent,
+    ) -> Prediction:
+        """Return all there is to say about images, from one pass over them; the other methods are views of it.
 
-    def predict_sets(self, images: Images, coverage: float = 0.9, *, progress: Progress = silent) -> list[list[str]]:
-        """For each image a set of classes, the most probable first, that holds the true one with this probability.
+        Args:
+            X: images, without labels.
+            how: the average over the belief: 'linearised', 'sampled' or 'mean' (no average).
+            samples: draws.
+            coverage: of the sets of classes; None: no sets.
+            false_alarms: the share of images like those learned from that may be flagged as out-of-distribution.
+            neighbors: how many of the most similar training images to name, where they are known.
+            zero_shot: whether the logits of the untouched model are computed, too.
+            progress: called as ``progress(stage, done, total)``.
+
+        Raises:
+            ConfigError: nothing was learned yet (the mean alone will do with class names), or there is no calibration
+                that allows this coverage.
+        """
+        return self._fitted().predict(
+            _sources(X),
+            how=how,
+            samples=samples,
+            coverage=coverage,
+            false_alarms=false_alarms,
+            neighbors=neighbors,
+            zero_shot=zero_shot,
+            progress=progress,
+        )
+
+    def predict(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+        """Return the most probable label of each image (N,), at the mean of the belief."""
+        best = self.predict_proba(X, progress=progress).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def predict_proba(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+        """Return class probabilities (N, C) at the mean of the belief: those of an exported classifier.
+
+        `predict_full` averages over the belief, which changes them little where class residuals were learned.
+        """
+        return self.predict_full(X, how="mean", progress=progress).at_mean.numpy()
+
+    def predict_sets(self, X: Images, coverage: float = 0.9, *, progress: Progress = silent) -> list[list[Any]]:
+        """Return for each image a set of labels, the most probable first, that holds the true one.
 
         The promise is for images like those calibrated on; see `kalmanclip.prediction.conformal`.
+
+        Args:
+            X: as in `predict`.
+            coverage: the probability with which a set holds the true label.
+            progress: called as ``progress(stage, done, total)``.
 
         Raises:
             ConfigError: nothing was held out to calibrate on, or too little for this coverage.
         """
-        probabilities = self.predict_proba(images, progress=progress)
-        return self.class_sets(probabilities, coverage)
+        sets = self.predict_full(X, how="mean", coverage=coverage, progress=progress).sets or []
+        label = dict(zip(self.class_names_, self.classes_.tolist(), strict=True))
+        return [[label[name] for name in names] for names in sets]
 
-    def class_sets(self, probabilities: np.ndarray, coverage: float) -> list[list[str]]:
-        """The sets of `predict_sets`, of probabilities (N, C) that `predict_proba` gave."""
-        calibration = self.method.calibration
-        if calibration is None:
-            raise ConfigError(
-                "There is nothing to make sets by: fit with calibrate (on the command line --calibrate), or call "
-                "calibrate with images that were not learned from. Learning on takes a calibration away."
-            )
-        inside = calibration.sets(probabilities, coverage)
-        order = np.argsort(-probabilities, axis=1, kind="stable")
-        return [[self.classes_[c] for c in ranks if members[c]] for ranks, members in zip(order, inside, strict=True)]
+    def ood_score(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+        """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from."""
+        self._require_ood()
+        score = self.predict_full(X, how="mean", progress=progress).ood_score
+        return np.empty(0) if score is None else score.numpy()
 
-    def familiarity(self, images: Images, *, progress: Progress = silent) -> np.ndarray:
-        """How much images are like what was learned from, (N,); see `kalmanclip.prediction.ood`."""
-        score = self.method.predict(_sources(images), how="mean", progress=progress).ood_score
-        if score is None:
-            raise ConfigError(
-                "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default')."
-            )
-        return -score.numpy()
+    def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
+        """Return whether images show nothing that was learned, (N,) of truth values.
 
-    def unknown(self, images: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
-        """Whether images show nothing that was learned, (N,) of truth values.
+        A share ``false_alarms`` of images of known classes may be flagged by mistake.
+        """
+        self._require_ood()
+        flags = self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress).is_ood
+        return np.empty(0, dtype=bool) if flags is None else flags.numpy()
+
+    def score(
+        self,
+        X: Images,
+        y: Iterable[Any] | None = None,
+        sample_weight: Sequence[float] | None = None,
+        *,
+        progress: Progress = silent,
+    ) -> float:
+        """Return the top-1 accuracy in 0..1 on a folder of class folders, or a list of images with labels."""
+        test = self._known(X, y)
+        found = self.predict_proba(test.sources, progress=progress).argmax(axis=1)
+        return float(np.average(found == np.array(test.labels), weights=sample_weight))
+
+    def save(self, folder: str | os.PathLike[str], notes: Mapping[str, Any] | None = None) -> Path:
+        """Write the whole state (belief, noise, classes, options) to an adapter folder.
 
         Args:
-            images: as in `predict`.
-            false_alarms: the share of images of known classes that may be called unknown by mistake.
-            progress: called as ``progress(stage, done, total)``.
+            folder: created if need be; an adapter already there is replaced.
+            notes: whatever else should be remembered, as JSON values; None: the notes so far.
         """
-        scores = self.familiarity(images, progress=progress)
-        assert self.method.ood is not None
-        return np.asarray(scores < -self.method.ood.threshold(false_alarms).value)
-
-    def predict_logits(self, images: Images, *, progress: Progress = silent) -> LogitGaussian:
-        """Mean and standard deviation (N, C) of the logits under the belief."""
-        batches = self.method.linearized_batches(_sources(images), scaled=False, progress=progress)
-        if not batches:
-            empty = torch.empty(0, len(self.classes_))
-            return LogitGaussian(empty, empty)
-        mean, std = torch.cat([b.mean for b in batches]), torch.cat([b.std for b in batches])
-        return LogitGaussian(mean.cpu(), std.square().cpu())
-
-    def score(self, images: Images, labels: Iterable[Any] | None = None, *, progress: Progress = silent) -> float:
-        """Top-1 accuracy between 0 and 1 on a folder of class folders, or a list of images with labels."""
-        test = _labelled(images, labels, self.classes_)
-        logits = self.method.logits(test.sources, progress)
-        return float((logits.argmax(dim=1) == torch.tensor(test.labels)).double().mean())
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the whole state (belief, noise, classes, options) to an adapter folder."""
-        return save_adapter(Path(folder), self.method, self.notes)
+        method = self._fitted()
+        self.notes_ = dict(self.notes_ if notes is None else notes)
+        labels = self.classes_.tolist()
+        extra = {} if labels == method.class_names else {"labels": labels}
+        return save_adapter(Path(folder), method, self.notes_ | extra)
 
     @classmethod
     def load(
@@ -268,7 +415,7 @@ class KalmanCLIP:
         precision: str | None = None,
         ranks: Ranks | None = None,
     ) -> KalmanCLIP:
-        """Reads an adapter folder.
+        """Read an adapter folder.
 
         Args:
             folder: what `save` wrote.
@@ -278,69 +425,209 @@ class KalmanCLIP:
             ranks: as in the constructor; there may be more of them than in the fit, or fewer.
         """
         description = read_description(Path(folder))
-        backbone, templates = model or description["backbone"]["name"], description["templates"]
-        estimator = cls(backbone, templates=templates, device=device, precision=precision)
-        estimator.method, description = load_adapter(Path(folder), estimator.backbone, ranks)
-        estimator.config = estimator.method.config
-        estimator.notes = description.get("notes", {})
+        estimator = cls(
+            model or description["backbone"]["name"],
+            templates=description["templates"],
+            device=device,
+            precision=precision,
+            ranks=ranks,
+        )
+        method, description = load_adapter(Path(folder), estimator.load_backbone(), ranks)
+        notes = dict(description.get("notes", {}))
+        labels = notes.pop("labels", method.class_names)
+        estimator.config = method.config
+        estimator._set_state(method, labels if len(labels) == len(method.class_names) else method.class_names, notes)
         return estimator
 
     @classmethod
     def fuse(cls, parts: Sequence[KalmanCLIP]) -> KalmanCLIP:
-        """One classifier that knows what several, learned apart, know: no image is needed again.
+        """Return one classifier that knows what several, learned apart, know: no image is needed again.
 
         Args:
             parts: fitted on the same backbone with the same templates; their classes may differ. See
                 `kalmanclip.methods.fusion` for what else must agree.
         """
-        method = fuse_methods([part.method for part in parts])
+        method = fuse_methods([part._fitted() for part in parts])
+        labels: dict[str, Any] = {}
+        for part in reversed(parts):  # as the first spells them
+            labels |= dict(zip(map(name_key, part.class_names_), part.classes_.tolist(), strict=True))
         fused = cls(method.backbone, method.config, templates=method.templates)
-        fused.method, fused.notes = method, {"fused": len(parts)}
+        fused._set_state(method, [labels[name_key(name)] for name in method.class_names], {"fused": len(parts)})
         return fused
 
     def merge(self) -> torch.nn.Module:
-        """A plain open_clip model with the mean of the low-rank parameters folded into its weights.
+        """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights.
 
         Class residuals are not part of the towers; `class_weights` has them.
         """
-        return self.method.merged()
+        return self._fitted().merged()
 
     def class_weights(self) -> torch.Tensor:
-        """The classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
-        return self.method.class_weights()
+        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
+        return self._fitted().class_weights()
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
-        model, weights = self.merge(), self.class_weights()
-        return export_model(Path(folder), model, self.backbone.name, self.classes_, self.templates, weights)
+        """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
+        model, weights, method = self.merge(), self.class_weights(), self._fitted()
+        return export_model(Path(folder), model, method.backbone.name, method.class_names, method.templates, weights)
+
+    def _fitted(self) -> Classifier:
+        method: Classifier | None = getattr(self, "method_", None)
+        if method is None:
+            raise NotFittedError("The classifier has no classes yet: call fit first.")
+        return method
+
+    def _set_state(self, method: Classifier, labels: Sequence[Any], notes: dict[str, Any]) -> None:
+        mixed = len({isinstance(label, str) for label in labels}) > 1  # an array would turn numbers into strings
+        self.method_, self.notes_ = method, notes
+        self.classes_ = np.array([str(label) for label in labels] if mixed else list(labels))
+
+    def _new_method(self) -> Classifier:
+        """Return an unfitted method, on the backbone that is loaded already if the arguments still name it."""
+        if self.config is not None and self.preset is not None:
+            raise ConfigError("Give either config or preset: each of them is a full set of options.")
+        given = {name: getattr(self, name) for name in ("prior_std", "epochs", "seed")}
+        options = dict(self.options or {}) | {name: value for name, value in given.items() if value is not None}
+        config = make_config(self.preset, self.config, options)
+        return make_classifier(self.load_backbone(), config, self.ranks)
+
+    def _known(self, X: Images, y: Iterable[Any] | None) -> LabelledImages:
+        """Return images of the known classes; another class is an error."""
+        names = self.class_names_
+        if y is not None and not isinstance(self.classes_[0], str):
+            given = list(y)
+            number = {label: c for c, label in enumerate(self.classes_.tolist())}
+            unknown = [label for label in given if not isinstance(label, str) and label not in number]
+            if unknown:
+                raise DataError(f"the label {unknown[0]!r} is none of the known classes: {', '.join(map(str, number))}")
+            y = [number.get(label, label) for label in given]
+        return _labelled(X, y, names)[0]
+
+    def _require_ood(self) -> None:
+        if self.ood_threshold() is None:
+            raise ConfigError(
+                "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default') and "
+                "at least 3 training images."
+            )
+
+
+def make_config(
+    preset: str | None = None,
+    config: MethodConfig | None = None,
+    options: Mapping[str, Any] | None = None,
+    spell: Callable[[str], str] = str,
+) -> Any:
+    """Return the options of a preset, or those of ``config``, with some of them changed: a `MethodConfig`.
+
+    Args:
+        preset: where to start from; wins over ``config``. None: 'default', unless there is a ``config``.
+        config: where to start from.
+        options: by name, nested or dotted: ``{"noise": {"beta": 0.9}, "low_rank.rank": 2}``. ``alpha`` is that of the
+            filter, where there is one.
+        spell: how the user wrote an option, for messages.
+
+    Raises:
+        ConfigError: an option is refused, or not one of this method's.
+    """
+    start: Any = config
+    if config is None or preset is not None:
+        start = find_preset("default" if preset is None else preset)
+    given: dict[str, Any] = {}
+    for name, value in (options or {}).items():
+        if name == "alpha" and hasattr(start, "filter"):
+            name = "filter.alpha"
+        if not hasattr(start, name.split(".")[0]):
+            having = [other for other, known in PRESETS.items() if hasattr(known, name.split(".")[0])]
+            hint = f" It is one of the presets {', '.join(having)}." if having else ""
+            known = ", ".join(field.name for field in dataclasses.fields(start))
+            raise ConfigError(
+                f"Unknown option {spell(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
+            )
+        nested = to_dict(value) if dataclasses.is_dataclass(value) else value
+        for part in reversed(name.split(".")):
+            nested = {part: nested}
+        given = merge(given, nested)
+    return with_options(start, given)
 
 
 def _labelled(
-    images: Images,
-    labels: Iterable[Any] | None,
+    X: Images,
+    y: Iterable[Any] | None,
     class_names: Sequence[str] | None,
     known: Sequence[str] = (),
-) -> LabelledImages:
-    """Whatever a user may give, as labelled images."""
-    if isinstance(images, LabelledImages):
-        return images
-    if labels is not None:
-        if isinstance(images, (str, os.PathLike)):
-            raise ConfigError("labels go with a list of images; a folder's labels are its class folders.")
-        return from_lists(images, labels, class_names, known)
-    if isinstance(images, (str, os.PathLike)):
-        return read_folder(images, class_names, known)
-    raise ConfigError("A list of images needs labels: give one label per image, or a folder of class folders.")
+    known_labels: Sequence[Any] = (),
+) -> tuple[LabelledImages, list[Any]]:
+    """Return whatever a user may give as labelled images, and the label of each class as the user writes it.
+
+    Args:
+        X: a folder, labelled images, or a list.
+        y: the labels of a list.
+        class_names: all classes, where they are given.
+        known: the names of the classes so far; others are added behind them.
+        known_labels: their labels.
+    """
+    if isinstance(X, LabelledImages) or y is None:
+        if not isinstance(X, (str, os.PathLike, LabelledImages)):
+            raise ConfigError(
+                "A list of images needs labels (this estimator requires y to be passed, but the target y is None): "
+                "give one label per image, or a folder of class folders."
+            )
+        images = X if isinstance(X, LabelledImages) else read_folder(X, class_names, known)
+        given = images.class_names
+    elif isinstance(X, (str, os.PathLike)):
+        raise ConfigError("labels go with a list of images; a folder's labels are its class folders.")
+    else:
+        images, given = _with_labels(_sources(X), list(y), class_names, known, known_labels)
+    old = dict(zip(known, known_labels, strict=True))
+    return images, [old.get(name, label) for name, label in zip(images.class_names, given, strict=True)]
+
+
+def _with_labels(
+    sources: list[ImageSource],
+    y: list[Any],
+    class_names: Sequence[str] | None,
+    known: Sequence[str],
+    known_labels: Sequence[Any],
+) -> tuple[LabelledImages, list[Any]]:
+    """Return a list of images with its labels, and one label for each class."""
+    strings = [isinstance(label, str) for label in y]
+    if any(strings) and not all(strings):
+        raise DataError("labels mix strings with other types; use one kind for all images")
+    if y and not any(strings):
+        if class_names is not None or any(isinstance(label, str) for label in known_labels):
+            images = from_lists(sources, y, class_names, known)
+            return images, list(range(len(images.class_names)))
+        check_classification_targets(np.asarray(y))
+        y = np.asarray(y).tolist()  # numpy's numbers as Python's
+        if not known:
+            warnings.warn(_NUMBERS, stacklevel=4)
+    if class_names is None and not known and y:
+        distinct = sorted(set(y))  # scikit-learn's order
+        check_distinct(map(str, distinct), "label")
+        class_names = [class_name_from_folder(str(label)) for label in distinct]
+        require_two_classes(class_names, "the list of labels", "Pass class_names if the others do not occur here.")
+    names = dict(zip(known_labels, known, strict=True))
+    images = from_lists(sources, [names.get(label, str(label)) for label in y], class_names, known)
+    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image spells it
+    return images, [given.get(c, name) for c, name in enumerate(images.class_names)]
+
+
+_NUMBERS = (
+    "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, for example "
+    "['cat', 'dog'] for the labels 0 and 1."
+)
 
 
 def _sources(images: Images) -> list[ImageSource]:
-    """Whatever a user may give, as a list of images without labels."""
+    """Return whatever a user may give as a list of images without labels."""
     if isinstance(images, LabelledImages):
         return images.sources
     if isinstance(images, (str, os.PathLike)):
         return list(read_images(images))
     if isinstance(images, Image.Image):
         return [images]
+    if isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OUS":
+        return list(images)
     if isinstance(images, (np.ndarray, torch.Tensor)) and (images.ndim < 3 or _looks_like_one(images.shape)):
         raise DataError(f"An array of shape {tuple(images.shape)} looks like one image: give a list, [image].")
     try:
@@ -350,5 +637,5 @@ def _sources(images: Images) -> list[ImageSource]:
 
 
 def _looks_like_one(shape: Sequence[int]) -> bool:
-    """(H, W, channels) or (channels, H, W); a stack of grey images (N, H, W) has no side of 1, 3 or 4."""
+    """Tell (H, W, channels) or (channels, H, W); a stack of grey images (N, H, W) has no side of 1, 3 or 4."""
     return len(shape) == 3 and (shape[2] in (1, 3, 4) or shape[0] in (1, 3, 4))

@@ -19,7 +19,7 @@ from torch import Tensor
 from kalmanclip.data import CaptionedImages, FewShotTask, index_pairs, task_from_pairs
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.pairs import CAPTION_TEMPLATES
-from kalmanclip.encoders import Backbone, DualEncoder
+from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import frozen_activations
 from kalmanclip.errors import DataError
 from kalmanclip.estimator import KalmanCLIP
@@ -48,7 +48,7 @@ class RetrievalResult:
 
 
 def pair_config(**options: Any) -> KalmanConfig:
-    """The options for pairs: a caption is told from the others of its batch, as CLIP was trained.
+    """Return the options for pairs: a caption is told from the others of its batch, as CLIP was trained.
 
     Args:
         **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
@@ -66,7 +66,7 @@ def fit_pairs(
     after_epoch: Callable[[int], None] | None = None,
     **options: Any,
 ) -> KalmanCLIP:
-    """Learns from pairs, from scratch.
+    """Learn from pairs, from scratch.
 
     Args:
         pairs: images with captions, at least two of them different.
@@ -75,31 +75,29 @@ def fit_pairs(
         device: as in `KalmanCLIP`.
         progress: called as ``progress(stage, done, total)``.
         after_epoch: called after each pass with the number of finished passes.
-        **options: single options, e.g. ``epochs=3``.
+        **options: single options of the method, e.g. ``epochs=3``.
 
     Returns:
         An estimator whose "classes" are the distinct captions. It saves, loads and goes on learning as always;
         `KalmanCLIP.predict` gives the most similar caption.
     """
-    clf = KalmanCLIP(model, config or pair_config(), templates=CAPTION_TEMPLATES, device=device, **options)
-    clf.fit(learnable(pairs, clf.backbone, clf.config.seed).train, progress=progress, after_epoch=after_epoch)
-    return clf
+    config = replace(config or pair_config(), **options)
+    clf = KalmanCLIP(model, config, templates=CAPTION_TEMPLATES, device=device)
+    train = learnable(pairs, clf.load_backbone(), config.seed).train
+    return clf.fit(train, progress=progress, after_epoch=after_epoch)
 
 
 def update_pairs(
     clf: KalmanCLIP, pairs: CaptionedImages, *, epochs: int = 1, progress: Progress = silent
 ) -> KalmanCLIP:
-    """Goes on filtering with more pairs: the posterior so far is the prior now. Their captions replace the old ones.
-
-    (`KalmanCLIP.partial_fit` is for classes: it would clean captions as if they were names.)
-    """
-    clf.templates = CAPTION_TEMPLATES
-    clf.method.update(learnable(pairs, clf.backbone).train, epochs, progress, templates=CAPTION_TEMPLATES)
-    return clf
+    """Go on filtering with more pairs: the posterior so far is the prior now. Their captions replace the old ones."""
+    train = learnable(pairs, clf.backbone_).train
+    clf.set_params(templates=CAPTION_TEMPLATES)
+    return clf.partial_fit(train, class_names=train.class_names, epochs=epochs, progress=progress)
 
 
 def learnable(pairs: CaptionedImages, backbone: Backbone, seed: int = 0) -> FewShotTask:
-    """Pairs as a task for one model: captions that it reads as the same tokens are one text.
+    """Return pairs as a task for one model: captions that it reads as the same tokens are one text.
 
     A caption longer than the model's context is cut. Two captions with the same beginning are then one to the model,
     and to learn that an image shows the one and not the other would be to learn noise.
@@ -116,7 +114,7 @@ def measure_recall(
     ks: Sequence[int] = RECALL_AT,
     progress: Progress = silent,
 ) -> RetrievalResult:
-    """Recall@k of pairs, in both directions, zero-shot and (if the model was tuned) tuned.
+    """Return recall@k of pairs, in both directions, zero-shot and (if the model was tuned) tuned.
 
     Every distinct image and every distinct caption is one; an image with several captions finds any of them, and a
     caption any of its images. Captions that the model cuts to the same tokens stay different texts here, tied with each
@@ -131,11 +129,12 @@ def measure_recall(
     if not len(pairs):
         raise DataError("There are no pairs to measure on.")
     if isinstance(model, KalmanCLIP):
-        encoders = [DualEncoder(model.backbone, model.method.encoder.config)]  # its corrections are zero
-        if model.method.fitted and model.method.encoder.n:
-            encoders.append(model.method.encoder)
+        tuned = model.tuned_encoder_
+        low_rank = LowRankConfig() if tuned is None else tuned.config  # the same place: they share the frozen part
+        encoders = [DualEncoder(model.backbone_, low_rank)]  # its corrections are zero: the model as it is
+        encoders += [] if tuned is None else [tuned]
     else:
-        encoders = [DualEncoder(model)]
+        encoders = [DualEncoder(model, LowRankConfig())]
     index = index_pairs(pairs)
     texts = embed_texts(encoders, index.texts, progress)
     images = embed_images(encoders, index.sources, progress)
@@ -149,17 +148,20 @@ def measure_recall(
 def embed_images(
     encoders: Sequence[DualEncoder], sources: Iterable[ImageSource], progress: Progress = silent
 ) -> list[Tensor]:
-    """Unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
+    """Return unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
+    listed, done = list(sources), 0
     rows: list[list[Tensor]] = [[] for _ in encoders]
-    for activations in frozen_activations(encoders[0], list(sources), progress):
+    for activations in frozen_activations(encoders[0], listed):
         for column, encoder in zip(rows, encoders, strict=True):
             column.append(encoder.encode_images(activations).float().cpu())
+        done += len(activations[0])
+        progress("reading images", done, len(listed))
     return [torch.cat(column) for column in rows]
 
 
 @torch.no_grad()
 def embed_texts(encoders: Sequence[DualEncoder], texts: Sequence[str], progress: Progress = silent) -> list[Tensor]:
-    """Unit-length embeddings (M, d) on the CPU by each encoder; their common frozen part runs once."""
+    """Return unit-length embeddings (M, d) on the CPU by each encoder; their common frozen part runs once."""
     rows: list[list[Tensor]] = [[] for _ in encoders]
     for begin in range(0, len(texts), _TEXTS):
         part = list(texts[begin : begin + _TEXTS])

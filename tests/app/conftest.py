@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from kalmanclip.methods.classes import ClassConfig
 from tests.conftest import shape_picture
 
 from kalmanclip.estimator import KalmanCLIP
@@ -34,7 +33,7 @@ def unseen(tmp_path_factory):
 def fitted(tiny, learned, tmp_path_factory):
     """The folder of an adapter; not to be written to."""
     folder = tmp_path_factory.mktemp("fitted") / "shapes.adapter"
-    return KalmanCLIP(tiny, classes=ClassConfig(views=1, prior_std=0.15)).fit(learned, calibrate=4).save(folder)
+    return KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 1}).fit(learned, calibrate=4).save(folder)
 
 
 @pytest.fixture

@@ -14,18 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kalmanclip.methods.classes import ClassConfig
 from PIL import Image
 from tests.conftest import shape_picture
 from typer.testing import CliRunner
 
-from kalmanclip.app import limits, live, render
-from kalmanclip.app.answers import CHOICES, RANGE, _choices, answer
-from kalmanclip.app.gallery import Gallery
-from kalmanclip.app.limits import Upload, preview, read_upload
-from kalmanclip.app.live import LiveAdapter
-from kalmanclip.app.serve import MISSING
-from kalmanclip.app.uploads import take
+from kalmanclip.app import images as page_images
+from kalmanclip.app import render, service
+from kalmanclip.app.images import Gallery, Upload, preview, read_upload, take_uploads
+from kalmanclip.app.service import CHOICES, RANGE, AdapterService, _choices, answer
 from kalmanclip.cli import app as program
 from kalmanclip.data import read_folder
 from kalmanclip.errors import AdapterError, ConfigError, DataError, ImageError
@@ -42,7 +38,7 @@ def classifier(fitted, tiny):
 def page(adapter, tiny, learned, unseen):
     """The adapter behind a page, with pictures to show and to measure on."""
     classifier = KalmanCLIP.load(adapter, tiny)
-    return LiveAdapter(classifier, adapter, Gallery(learned), read_folder(unseen, classifier.classes_))
+    return AdapterService(classifier, adapter, Gallery(learned), read_folder(unseen, classifier.class_names_))
 
 
 def shape(name, seed=9):
@@ -62,9 +58,9 @@ def stripes(seed):
 def test_choices_are_the_prediction_in_order(classifier):
     image = shape("square")
     said = answer(classifier, image, Gallery())
-    p = classifier.predict_distribution([image]).probabilities[0]
+    p = classifier.predict_full([image]).probabilities[0]
     assert [choice.probability for choice in said.choices] == pytest.approx(sorted(p.tolist(), reverse=True))
-    assert said.choices[0].name == classifier.classes_[int(p.argmax())]
+    assert said.choices[0].name == classifier.class_names_[int(p.argmax())]
     assert all(0 <= c.low <= c.probability <= c.high <= 1 for c in said.choices)
     entropy = -sum(c.probability * np.log(c.probability) for c in said.choices)
     assert (said.picture + said.training) * np.log(3) == pytest.approx(entropy, rel=1e-4)
@@ -90,9 +86,9 @@ def test_only_the_first_of_many_classes_are_said():
 
 
 def test_unknown_pictures_are_called_so(classifier):
-    images = [stripes(seed) for seed in range(6)] + [shape(name, 70) for name in classifier.classes_]
+    images = [stripes(seed) for seed in range(6)] + [shape(name, 70) for name in classifier.class_names_]
     said = [answer(classifier, image, Gallery()).unknown for image in images]
-    assert said == classifier.unknown(images).tolist()
+    assert said == classifier.is_ood(images).tolist()
     assert all(said[:6])
     assert not any(said[6:])
 
@@ -100,9 +96,9 @@ def test_unknown_pictures_are_called_so(classifier):
 def test_a_list_of_classes_where_it_was_calibrated(classifier, tiny, shapes):
     image = shape("triangle")
     assert list(answer(classifier, image, Gallery()).among) == classifier.predict_sets([image], 0.9)[0]
-    bare = KalmanCLIP(tiny, classes=ClassConfig(views=0, prior_std=0.15)).fit(shapes)
+    bare = KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 0}).fit(shapes)
     assert answer(bare, image, Gallery()).among is None
-    few = KalmanCLIP(tiny, classes=ClassConfig(views=0, prior_std=0.15)).fit(shapes, calibrate=1)
+    few = KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 0}).fit(shapes, calibrate=1)
     assert answer(few, image, Gallery()).among is None  # three pictures cannot promise 90 %
 
 
@@ -114,7 +110,7 @@ def test_without_what_tells_unknown_pictures_nothing_is_said_about_them(tiny, sh
 
 
 def test_the_nearest_training_picture_of_itself_is_itself(classifier, learned):
-    names = classifier.method.known.sources
+    names = classifier.training_images_[0]
     path = learned / names[5]
     said = answer(classifier, read_upload(path), Gallery(learned))
     assert said.neighbours[0].name == names[5]
@@ -161,7 +157,7 @@ def truncated():
         (b"", "empty"),
         (truncated(), "damaged"),
         (png_header(8000, 8000), "8000 x 8000 pixels, more than the limit of 50000000; make it smaller"),
-        (b"\0" * (limits.MAX_BYTES + 1), "larger than 20 MB"),
+        (b"\0" * (page_images.MAX_BYTES + 1), "larger than 20 MB"),
     ],
     ids=["text", "empty", "truncated", "bomb", "large"],
 )
@@ -228,12 +224,12 @@ def png(name="circle"):
 
 def test_uploads_are_gone_once_read(uploads):
     payload = [upload(uploads, png()), upload(uploads, png("square"), "b.png")]
-    assert [image.name for image in take(payload, uploads)] == ["a.png", "b.png"]
+    assert [image.name for image in take_uploads(payload, uploads)] == ["a.png", "b.png"]
     assert list(uploads.iterdir()) == []
-    assert len(take(upload(uploads, png()), uploads)) == 1
-    assert take(None, uploads) == take([], uploads) == []
+    assert len(take_uploads(upload(uploads, png()), uploads)) == 1
+    assert take_uploads(None, uploads) == take_uploads([], uploads) == []
     with pytest.raises(ImageError):
-        take([upload(uploads, png()), upload(uploads, b"hello")], uploads)
+        take_uploads([upload(uploads, png()), upload(uploads, b"hello")], uploads)
     assert list(uploads.iterdir()) == []
 
 
@@ -255,12 +251,12 @@ def test_a_request_cannot_name_other_files(uploads, tmp_path):
         None,
     ):
         with pytest.raises(DataError, match="not an upload"):
-            take({"path": path}, uploads)
+            take_uploads({"path": path}, uploads)
     with pytest.raises(DataError, match="not an upload"):
-        take("text", uploads)
+        take_uploads("text", uploads)
     assert (other / "mine.png").exists()
     with pytest.raises(ImageError, match="choose it again"):
-        take({"path": str(uploads / "gone" / "a.png")}, uploads)
+        take_uploads({"path": str(uploads / "gone" / "a.png")}, uploads)
 
 
 # Learning.
@@ -319,8 +315,8 @@ def test_what_cannot_be_learned_is_refused_and_changes_nothing(page):
 
 
 def test_saving_can_be_forbidden_and_never_undoes_what_others_saved(adapter, tiny):
-    watched = LiveAdapter(KalmanCLIP.load(adapter, tiny), adapter, read_only=True)
-    page = LiveAdapter(KalmanCLIP.load(adapter, tiny), adapter)
+    watched = AdapterService(KalmanCLIP.load(adapter, tiny), adapter, read_only=True)
+    page = AdapterService(KalmanCLIP.load(adapter, tiny), adapter)
     with pytest.raises(ConfigError, match="read-only"):
         watched.save()
     KalmanCLIP.load(adapter, tiny).partial_fit([stripes(0)], ["zebra"]).save(adapter)
@@ -334,7 +330,7 @@ def test_saving_can_be_forbidden_and_never_undoes_what_others_saved(adapter, tin
 
 def test_many_people_at_once(adapter, tiny):
     """Lessons do not overwrite one another, and nobody sees half a lesson."""
-    page = LiveAdapter(KalmanCLIP.load(adapter, tiny), adapter)
+    page = AdapterService(KalmanCLIP.load(adapter, tiny), adapter)
     with ThreadPoolExecutor(6) as pool:
         lessons = [pool.submit(page.learn, [stripes(n)], f"class {n}") for n in range(3)]
         answers = [pool.submit(page.look, shape("circle", n)) for n in range(3)]
@@ -376,12 +372,12 @@ def test_nothing_uncertain_is_called_certain(share, text):
     assert render._percent(share) == f"{text}&nbsp;%"
 
 
-# Doors.
+# Middleware.
 
 
 def visit(path, headers=(), local=True, body=b"{}", uploads=Path("/uploads")):
     """Status and headers that a request gets; 200 if it is let through, with its body unharmed."""
-    doors = pytest.importorskip("kalmanclip.app.doors", reason="gradio is not installed")
+    middleware = pytest.importorskip("kalmanclip.app.middleware", reason="gradio is not installed")
     sent = []
 
     async def inside(scope, receive, send):
@@ -397,7 +393,7 @@ def visit(path, headers=(), local=True, body=b"{}", uploads=Path("/uploads")):
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers]}
-    asyncio.run(doors.Doors(inside, uploads, local)(scope, receive, send))
+    asyncio.run(middleware.RequestFilter(inside, uploads, local)(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
@@ -414,7 +410,7 @@ def test_the_page_and_its_parts_can_be_reached():
     assert visit("/", [HERE, ("origin", "http://127.0.0.1:7860")])[0] == 200
 
 
-def test_other_doors_are_shut():
+def test_other_routes_are_closed():
     for path in (
         *("/gradio_api/file=/etc/passwd", "/gradio_api/file/etc/passwd", "/gradio_api/proxy=http://example.org"),
         *("/gradio_api/info", "/gradio_api/vibe-edit", "/gradio_api/run/predict", "/docs", "/monitoring"),
@@ -473,14 +469,14 @@ def test_mistakes_are_told_before_anything_is_loaded(adapter, tmp_path, monkeypa
     assert "not an adapter folder" in call(tmp_path, "--port", 0, code=5)
     assert "Cannot listen at 203.0.113.7" in call(adapter, "--host", "203.0.113.7", code=2)
     monkeypatch.setattr("kalmanclip.cli.page.find_spec", lambda name: None)
-    assert MISSING in " ".join(call(adapter, "--port", 0, code=2).split())
+    assert "needs the package gradio" in " ".join(call(adapter, "--port", 0, code=2).split())
 
 
 def test_another_host_is_warned_about(adapter, monkeypatch):
     pytest.importorskip("gradio")
     served = []
-    monkeypatch.setattr("kalmanclip.app.serve.serve", lambda *parts: served.append(parts[0]))
+    monkeypatch.setattr("kalmanclip.app.server.serve", lambda *parts: served.append(parts[0]))
     assert "without a password" in call(adapter, "--host", "0.0.0.0", "--port", 0, code=0)
     assert "without a password" not in call(adapter, "--port", 0, "--read-only", code=0)
     assert [json.dumps(live.about().read_only) for live in served] == ["false", "true"]
-    assert isinstance(served[0], live.LiveAdapter)
+    assert isinstance(served[0], service.AdapterService)

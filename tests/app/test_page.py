@@ -14,7 +14,7 @@ from PIL import Image
 from tests.conftest import shape_picture
 from tests.processes import PATIENCE, interruptible
 
-from kalmanclip.app.limits import MAX_BYTES
+from kalmanclip.app.images import MAX_BYTES
 
 pytest.importorskip("gradio", reason="gradio is not installed")
 

@@ -145,8 +145,8 @@ DYING = """
 import os, sys
 import kalmanclip.cli.fit as fit
 save = fit._save
-def dying(clf, output):
-    save(clf, output)
+def dying(clf, output, notes):
+    save(clf, output, notes)
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), 9)
 fit._save = dying

@@ -98,8 +98,8 @@ def test_other_precisions_are_refused(rounded):
     with pytest.raises(ConfigError, match="float32, bfloat16, not 'float16'"):
         load_backbone("tiny", precision="float16")
     with pytest.raises(ConfigError, match="leave precision out"):
-        KalmanCLIP(rounded, precision="float32")
-    assert KalmanCLIP(rounded).backbone is rounded
+        KalmanCLIP(rounded, precision="float32").load_backbone()
+    assert KalmanCLIP(rounded).load_backbone() is rounded
 
 
 @pytest.mark.parametrize("name", ["tiny", "small-resnet"])
@@ -140,7 +140,7 @@ def test_every_preset_learns_the_same_and_adapters_go_with_both(name, exact, rou
         clf.save(tmp_path / backbone.precision)
     probabilities = {key: clf.predict_proba(images) for key, clf in fitted.items()}
     assert np.abs(probabilities["float32"] - probabilities["bfloat16"]).mean() < 0.03
-    averaged = fitted["bfloat16"].predict_distribution(images[:6])
+    averaged = fitted["bfloat16"].predict_full(images[:6])
     assert averaged.probabilities.dtype == torch.float32
     assert torch.isfinite(averaged.epistemic).all()
     for key, other in (("float32", rounded), ("bfloat16", exact)):

@@ -146,13 +146,13 @@ def test_bad_calls(tiny, methods, task):
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
 def test_the_covariance_scale_is_saved(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
-    part = clf.method.residuals if config is CLASSES else clf.method
+    part = clf.method_.residuals if config is CLASSES else clf.method
     part.covariance_scale = 0.123456789012345
     again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
-    one, other = (c.predict_distribution(shapes / "circle") for c in (clf, again))
+    one, other = (c.predict_full(shapes / "circle") for c in (clf, again))
     assert torch.equal(one.probabilities, other.probabilities)
     assert torch.equal(one.epistemic, other.epistemic)
-    assert list(one.labels) == list(np.array(clf.classes_)[one.probabilities.argmax(dim=1)])
+    assert list(one.labels) == list(np.array(clf.class_names_)[one.probabilities.argmax(dim=1)])
 
 
 def test_averaging_costs_little_confidence_where_the_model_is_right(methods, task):

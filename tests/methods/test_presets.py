@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kalmanclip import KalmanCLIP
 from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
+from kalmanclip.estimator import make_config
 from kalmanclip.experiments.spec import method_options
 from kalmanclip.methods import (
     PRESETS,
@@ -36,7 +36,7 @@ def test_every_preset_builds(tiny, name):
     assert method.config == config
     assert method.needs == ("towers" if name.startswith("paper") else "features")
     assert from_dict(type(config), to_dict(config)) == config
-    assert KalmanCLIP(tiny, preset=name).config == config
+    assert make_config(name) == config
 
 
 def test_which_presets_learn_what():
@@ -122,7 +122,7 @@ def test_the_letter_is_what_the_paper_prints():
 
 @pytest.mark.parametrize("name", ["papr", "", "Default"])
 def test_an_unknown_preset_names_the_known_ones(tiny, name):
-    for use in (preset, lambda name: with_preset({"preset": name}), lambda name: KalmanCLIP(tiny, preset=name)):
+    for use in (preset, lambda name: with_preset({"preset": name}), make_config):
         with pytest.raises(ConfigError) as error:
             use(name)
         assert repr(name) in str(error.value)
@@ -158,8 +158,8 @@ def test_another_structure_takes_its_own_options(tiny):
     low_rank = with_preset({"preset": "paper", "belief": "low_rank", "belief_options": {"rank": 3}})
     assert low_rank.belief_options == {"rank": 3}
     assert with_preset({"preset": "paper", "belief": "diagonal"}).belief_options == {"update": "covariance"}
-    assert KalmanCLIP(tiny, preset="paper", belief="dense").config.belief_options == {}
-    assert KalmanCLIP(tiny, preset="paper", epochs=3).config.belief_options == {"update": "covariance"}
+    assert make_config("paper", options={"belief": "dense"}).belief_options == {}
+    assert make_config("paper", options={"epochs": 3}).belief_options == {"update": "covariance"}
     symmetric = replaced(preset("paper"), observation="symmetric", observation_options={"distinct": True})
     assert symmetric.belief_options == {"update": "covariance"}
     assert replaced(symmetric, epochs=3).observation_options == {"distinct": True}
@@ -199,6 +199,6 @@ def test_options_of_another_method_are_refused(tiny, name):
         with_preset({name: 1})
     with pytest.raises(ConfigError, match="Unknown option 'crops' for KalmanConfig"):
         with_preset({"preset": "paper", "crops": 0})
-    with pytest.raises(ConfigError, match="Unknown option 'epochs'"):
-        KalmanCLIP(tiny, epochs=3)
-    assert KalmanCLIP(tiny, preset="head", epochs=3).config.epochs == 3
+    with pytest.raises(ConfigError, match=r"Unknown option 'epochs'.*one of the presets head, paper, paper-literal"):
+        make_config(options={"epochs": 3})
+    assert make_config("head", options={"epochs": 3}).epochs == 3

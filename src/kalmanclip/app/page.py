@@ -1,4 +1,4 @@
-"""The page: two tabs over one live adapter."""
+"""The page: two tabs over one adapter."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import gradio as gr
 
 from kalmanclip.app import render
-from kalmanclip.app.live import LiveAdapter
-from kalmanclip.app.uploads import take
+from kalmanclip.app.images import take_uploads
+from kalmanclip.app.service import AdapterService
 from kalmanclip.errors import KalmanClipError
 
 _STALE = 1800  # seconds after which an upload that nothing was done with is deleted
 
-# Events are for this page alone. Values come as the browser sent them, for `take`: Gradio's own preparation would leave
-# an empty file beside each upload.
+# Events are for this page alone. Values come as the browser sent them, for `take_uploads`: Gradio's own preparation
+# would leave an empty file beside each upload.
 _EVENT: dict[str, Any] = {"preprocess": False, "api_visibility": "private", "show_progress": "minimal"}
 
 # A picture in the clipboard goes where a chosen file would, if the first tab is open.
@@ -34,25 +34,25 @@ document.addEventListener("paste", (event) => {
 </script>"""
 
 
-def build(live: LiveAdapter, uploads: Path) -> gr.Blocks:
-    """The page over an adapter.
+def build(service: AdapterService, uploads: Path) -> gr.Blocks:
+    """Return the page over an adapter.
 
     Args:
-        live: the adapter.
+        service: the adapter.
         uploads: the folder that Gradio puts uploaded files into; nothing else is ever read.
     """
     with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(_STALE, _STALE)) as page:
-        gr.HTML(render.title(live.about().folder))
+        gr.HTML(render.title(service.about().folder))
         with gr.Tabs():
             with gr.Tab("Look"):
-                _look(live, uploads)
+                _look(service, uploads)
             with gr.Tab("Adapter") as tab:
-                _adapter(live, uploads, tab, page)
+                _adapter(service, uploads, tab, page)
     return page
 
 
 def looks() -> dict[str, Any]:
-    """How the page looks, as arguments of the server: fonts of the reader's own system, and nothing from elsewhere."""
+    """Return how the page looks, as arguments of the server: fonts of the reader's own system alone."""
     text = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Liberation Sans", "Arial", "sans-serif")
     code = ("ui-monospace", "Consolas", "Liberation Mono", "monospace")
     theme = gr.themes.Soft(primary_hue="blue", secondary_hue="blue", neutral_hue="slate", font=text, font_mono=code)
@@ -60,7 +60,7 @@ def looks() -> dict[str, Any]:
     return {"theme": theme, "css": css, "head": _PASTE}
 
 
-def _look(live: LiveAdapter, uploads: Path) -> None:
+def _look(service: AdapterService, uploads: Path) -> None:
     with gr.Row(elem_classes="kc-columns"):
         with gr.Column(scale=2, min_width=280):
             picture = gr.File(label="Picture", elem_id="kc-picture", height=180)
@@ -70,15 +70,15 @@ def _look(live: LiveAdapter, uploads: Path) -> None:
 
     def look(payload: Any) -> tuple[str, None]:
         try:
-            image = take(payload, uploads)[0]
-            return render.answer_html(live.look(image), image), None
+            image = take_uploads(payload, uploads)[0]
+            return render.answer_html(service.look(image), image), None
         except KalmanClipError as error:
             return render.problem(str(error)), None
 
     picture.upload(look, picture, [said, picture], **_EVENT)
 
 
-def _adapter(live: LiveAdapter, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> None:
+def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> None:
     with gr.Row(elem_classes="kc-columns"):
         with gr.Column(scale=2, min_width=280):
             gr.HTML('<h2 class="kc-heading">Teach it</h2>')
@@ -92,26 +92,26 @@ def _adapter(live: LiveAdapter, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> 
                 '<p class="kc-note">It learns in memory. Save writes the adapter to disk; Undo goes back to there.</p>'
             )
             with gr.Row(elem_classes="kc-pair"):
-                save = gr.Button("Save", elem_id="kc-save", interactive=not live.about().read_only)
+                save = gr.Button("Save", elem_id="kc-save", interactive=not service.about().read_only)
                 back = gr.Button("Undo", elem_id="kc-back")
         with gr.Column(scale=3, min_width=280):
             about = gr.HTML(elem_id="kc-about")
             measured = gr.HTML(elem_id="kc-measured")
 
     def now() -> tuple[Any, ...]:
-        state = live.about()
+        state = service.about()
         return render.about_html(state), render.measured_html(state.measured), gr.update(choices=list(state.counts))
 
     def teach(payload: Any, class_name: Any) -> tuple[Any, ...]:
         try:
-            said = render.lesson_html(live.learn(take(payload, uploads), str(class_name or "")))
+            said = render.lesson_html(service.learn(take_uploads(payload, uploads), str(class_name or "")))
         except KalmanClipError as error:
             said = render.problem(str(error))
         return said, None, *now()
 
     def write() -> tuple[Any, ...]:
         try:
-            live.save()
+            service.save()
             said = render.done("Saved.")
         except KalmanClipError as error:
             said = render.problem(str(error))
@@ -119,7 +119,7 @@ def _adapter(live: LiveAdapter, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> 
 
     def forget() -> tuple[Any, ...]:
         try:
-            live.go_back()
+            service.go_back()
             said = render.done("Undone: this is the adapter as it was last saved.")
         except KalmanClipError as error:
             said = render.problem(str(error))

@@ -11,9 +11,8 @@ from functools import lru_cache
 from html import escape
 from pathlib import Path
 
-from kalmanclip.app.answers import COVERAGE, RANGE, Answer, Choice, Neighbour
-from kalmanclip.app.limits import MAX_BYTES, MAX_PIXELS, Upload, preview
-from kalmanclip.app.live import About, Lesson, Measured
+from kalmanclip.app.images import MAX_BYTES, MAX_PIXELS, Upload, preview
+from kalmanclip.app.service import COVERAGE, RANGE, About, Answer, Choice, Lesson, Measured, Neighbour
 from kalmanclip.prediction import FALSE_ALARMS
 
 _SIDE = 480  # pixels of the preview of what was uploaded
@@ -25,17 +24,17 @@ LIMITS = f"JPEG, PNG, WebP, GIF, TIFF, BMP or AVIF, up to {MAX_BYTES >> 20} MB a
 
 
 def title(folder: str) -> str:
-    """The head of the page."""
+    """Return the head of the page."""
     return f'<h1 class="kc-title">{_text(folder)} <small>What is in a picture, and how sure is that?</small></h1>'
 
 
 def problem(message: str) -> str:
-    """Something that went wrong, in one sentence."""
+    """Return a banner about something that went wrong."""
     return f'<div class="kc-banner kc-bad" role="alert"><strong>That did not work.</strong> {_text(message)}</div>'
 
 
 def answer_html(answer: Answer, image: Upload) -> str:
-    """What is said about a picture, with the picture."""
+    """Return the answer about a picture, with the picture."""
     best = answer.choices[0]
     shown = f'<img class="kc-shown" src="{preview(image.image, _SIDE)}" alt="Your picture: {_text(image.name)}">'
     verdict = f'<p class="kc-verdict"><strong>{_text(best.name)}</strong> <span>{_percent(best.probability)}</span></p>'
@@ -101,7 +100,7 @@ def _neighbour(neighbour: Neighbour) -> str:
 
 
 def lesson_html(lesson: Lesson) -> str:
-    """What learning has changed."""
+    """Return what learning has changed."""
     n = lesson.pictures
     parts = [f"<strong>Learned {_pictures(n)} of {_text(lesson.class_name)}.</strong>"]
     if lesson.new:
@@ -116,12 +115,12 @@ def lesson_html(lesson: Lesson) -> str:
 
 
 def done(message: str) -> str:
-    """Something that went well, in one sentence."""
+    """Return a banner about something that went well."""
     return f'<div class="kc-banner kc-good" role="status">{_text(message)}</div>'
 
 
 def about_html(about: About) -> str:
-    """What the adapter is: classes, pictures, options."""
+    """Return what the adapter is: classes, pictures, options."""
     counted = [n for n in about.counts.values() if n is not None]
     rows = [
         ("classes", str(len(about.counts))),
@@ -161,7 +160,7 @@ def _classes(counts: dict[str, int | None]) -> str:
 
 
 def measured_html(measured: Measured | None) -> str:
-    """The reliability diagram, or how to get one."""
+    """Return the reliability diagram, or how to get one."""
     if measured is None:
         return """<section aria-label="Reliability"><h3>Do its probabilities hold?</h3><p class="kc-hint">There is
 nothing to measure that on. Start the page with <code>--test FOLDER</code>, a folder of class folders with pictures
@@ -178,7 +177,7 @@ is said with a probability of 80 % is right in 80 of 100 cases.</p>
 
 @lru_cache(maxsize=8)
 def _diagram(measured: Measured) -> str:
-    from kalmanclip.pictures import draw_reliability
+    from kalmanclip.plots import draw_reliability
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reliability.svg"
@@ -191,7 +190,7 @@ def _pictures(n: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Never 100 % of what is not certain, nor 0 % of what is not impossible."""
+    """Return a share as percent, never 100 of what is not certain, nor 0 of what is not impossible."""
     if 0 < share < 0.001:
         return "&lt;&nbsp;0.1&nbsp;%"
     if 0.999 < share < 1:

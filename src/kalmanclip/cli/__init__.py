@@ -25,7 +25,7 @@ from kalmanclip.cli import (
     results,
     retrieve,
 )
-from kalmanclip.cli.guard import set_debug
+from kalmanclip.cli.errors import set_debug
 from kalmanclip.cli.register import register
 
 app = typer.Typer(

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kalmanclip.cli.common import Device, Precision, check_precision, options_file, writable_folder
+from kalmanclip.cli.arguments import (
+    Device,
+    Precision,
+    check_precision,
+    integers,
+    options_file,
+    shares,
+    spellings,
+    words,
+    writable_folder,
+)
+from kalmanclip.cli.console import note, waiting
 from kalmanclip.cli.report import print_report
 from kalmanclip.cli.run_options import (
     ATTEMPTS,
@@ -24,8 +35,6 @@ from kalmanclip.cli.run_options import (
     further_results,
     run_planned,
 )
-from kalmanclip.cli.screen import note, waiting
-from kalmanclip.cli.words import integers, shares, spellings, words
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:

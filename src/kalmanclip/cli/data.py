@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Json
+from kalmanclip.cli.arguments import Json
+from kalmanclip.cli.console import bars, command_line, facts, listing, note, say, suggest, waiting
 from kalmanclip.cli.register import register
-from kalmanclip.cli.screen import bars, command_line, facts, listing, note, say, suggest, waiting
 
 app = typer.Typer(
     name="data",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kalmanclip.cli.common import writable_folder
-from kalmanclip.cli.screen import waiting
+from kalmanclip.cli.arguments import writable_folder
+from kalmanclip.cli.console import waiting
 
 EXAMPLES = """
 kalmanclip demo

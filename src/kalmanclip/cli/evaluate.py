@@ -1,4 +1,4 @@
-"""``kalmanclip evaluate``: how good an adapter is on labelled images, as they are and corrupted."""
+"""``kalmanclip evaluate``: how good an adapter is on labelled images, also corrupted, and on unknown ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Adapter, Device, Json, Precision, load, naming_bad_images
-from kalmanclip.cli.drawings import draw, drawings_at
-from kalmanclip.cli.screen import bars, facts, listing, percent, say
-from kalmanclip.cli.strangers import Strangers, alarm_facts, look_at, print_unknown, read_strangers, told_apart
-from kalmanclip.cli.words import spellings, words
+from kalmanclip.cli.arguments import (
+    Adapter,
+    Device,
+    Json,
+    Precision,
+    check_share,
+    load,
+    naming_bad_images,
+    spellings,
+    words,
+)
+from kalmanclip.cli.console import bars, facts, listing, note, percent, say
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kalmanclip.data.resolve import Shift
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.metrics import ClassResult
+    from kalmanclip.prediction import Prediction
 
 EXAMPLES = """
 kalmanclip evaluate pets.adapter test/
@@ -70,7 +80,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="Measure on corrupted images, too: NAME:SEVERITY, such as fog:3; NAME for all five severities; all "
-            "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several: separated by commas."
+            "for the 15 corruptions of ImageNet-C, all:SEVERITY. Several with commas."
         ),
     ] = None,
     pictures: Annotated[
@@ -84,8 +94,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="FOLDER",
-            help="Images that show none of the classes: how well are they told from the others? Several: separated by "
-            "commas.",
+            help="Images that show none of the classes: how well are they told from the others? Several with commas.",
         ),
     ] = None,
     false_alarms: Annotated[
@@ -105,16 +114,17 @@ def evaluate(
     of the untuned model (MCM), and how many are flagged. With --json one set is one object, several are a list under
     "sets"; the numbers of the curves are in it.
     """
+    check_share("false-alarms", false_alarms)
     damages = _damages(corruption)
-    drawings = drawings_at(output, pictures)
-    if drawings and (len(data) > 1 or damages):
+    plots = _plot_paths(output, pictures)
+    if plots and (len(data) > 1 or damages):
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
-    strangers = read_strangers(spellings(unknown), false_alarms)
+    folders = _unknown_folders(spellings(unknown))
     clf = load(adapter, device, precision)
-    if strangers and (clf.method.ood_threshold() is None):
+    if folders and clf.ood_threshold() is None:
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
-    tests = _tests(data, root, clf.classes_, damages)
-    outside = [look_at(clf, name, files) for name, files in strangers.items()]
+    tests = _tests(data, root, clf.class_names_, damages)
+    outside = {name: _scores(clf, _pass(clf, name, files, false_alarms)) for name, files in folders.items()}
     results = [_measure(clf, test, outside, false_alarms) for test in tests]
     if as_json:
         typer.echo(json.dumps(_as_json(results), indent=2))
@@ -122,11 +132,11 @@ def evaluate(
         _print_one(results[0])
     else:
         _print_several(results)
-    draw(drawings, results[0], tests[0].shift.images.class_names)
+    _plot(plots, results[0], tests[0].shift.images.class_names)
 
 
 def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
-    """Corruptions and severities, as they were asked for."""
+    """Return corruptions and severities, as they were asked for."""
     from kalmanclip.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, require_package
 
     found = []
@@ -147,7 +157,7 @@ def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
 def _tests(
     data: Sequence[str], root: Path | None, classes: Sequence[str], damages: Sequence[tuple[str, int]]
 ) -> list[Test]:
-    """What to measure on: every set as it is, then corrupted."""
+    """Return what to measure on: every set as it is, then corrupted."""
     from kalmanclip.data.catalog.imagenet import imagenet_class_names
     from kalmanclip.data.corruptions import corrupted
     from kalmanclip.data.resolve import data_name, read_shift
@@ -166,10 +176,30 @@ def _tests(
     return tests
 
 
+def _unknown_folders(folders: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the files of unknown images, by the name of their folder."""
+    from kalmanclip.data import read_images
+    from kalmanclip.data.resolve import data_name, split_name
+
+    found: dict[str, list[Path]] = {}
+    for spelling in folders:
+        name = data_name(spelling)
+        if name in found:
+            raise ConfigError(f"Two folders of unknown images are called {name!r}. Name one of them: OTHER={spelling}")
+        found[name] = read_images(split_name(spelling)[1])
+    return found
+
+
 _POINTS = 200  # of a risk-coverage curve, at most
 
 
-def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_alarms: float) -> dict[str, Any]:
+def _pass(clf: KalmanCLIP, name: str, sources: Sequence[Any], false_alarms: float) -> Prediction:
+    """Return all that is measured of images, from one pass over them."""
+    with bars(f"{name}: ") as progress, naming_bad_images(sources):
+        return clf.predict_full(sources, how="mean", false_alarms=false_alarms, zero_shot=True, progress=progress)
+
+
+def _measure(clf: KalmanCLIP, test: Test, outside: dict[str, Scores], false_alarms: float) -> dict[str, Any]:
     import numpy as np
 
     from kalmanclip.metrics import (
@@ -183,8 +213,7 @@ def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_al
     )
 
     images, columns = test.shift.images, list(test.shift.columns)
-    with bars(f"{test.name} {test.corruption or ''}".strip() + ": ") as progress, naming_bad_images(images.sources):
-        prediction = clf.method.predict(images.sources, how="mean", zero_shot=True, progress=progress)
+    prediction = _pass(clf, f"{test.name} {test.corruption or ''}".strip(), images.sources, false_alarms)
     assert prediction.zero_shot is not None
     tuned, untuned = (scores[:, columns] for scores in (prediction.mean, prediction.zero_shot))
     predicted = tuned.argmax(dim=1).numpy()
@@ -200,12 +229,56 @@ def _measure(clf: KalmanCLIP, test: Test, outside: Sequence[Strangers], false_al
         "zero_shot_accuracy": accuracy(images.labels, untuned.argmax(dim=1).numpy()),
         "ece_bins": BINS,
         "aurc": float(curve.risk.mean()),
-        **(told_apart(clf, test.name, images.sources, outside, false_alarms) if outside else {}),
+        **(_detection(_scores(clf, prediction), outside, false_alarms) if outside else {}),
         "classes": _class_rows(images.class_names, per_class(matrix)),
         "confusion_matrix": matrix.tolist(),
         "reliability": [asdict(row) for row in reliability_table(probabilities, labels)],
         "risk_coverage": {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
     }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What tells unknown images from known ones; the larger a score, the more an image is like the known ones.
+
+    Attributes:
+        familiarity: (N,), minus the out-of-distribution score.
+        mcm: (N,), the largest softmax of the untuned model: the reference.
+        flagged: the share of images above the threshold.
+    """
+
+    familiarity: np.ndarray
+    mcm: np.ndarray
+    flagged: float
+
+
+def _scores(clf: KalmanCLIP, prediction: Prediction) -> Scores:
+    from kalmanclip.metrics import maximum_softmax
+
+    assert prediction.ood_score is not None
+    assert prediction.is_ood is not None
+    assert prediction.zero_shot is not None
+    mcm = maximum_softmax(prediction.zero_shot, temperature=clf.backbone_.logit_scale)
+    return Scores(-prediction.ood_score.numpy(), mcm, float(prediction.is_ood.double().mean()))
+
+
+def _detection(own: Scores, outside: dict[str, Scores], rate: float) -> dict[str, Any]:
+    """Return how well the images of one set are told from unknown ones, at a rate of false alarms."""
+    from kalmanclip.metrics import detection_auroc, fpr_at_tpr
+
+    rows = [
+        {
+            "name": name,
+            "images": len(other.mcm),
+            "auroc": detection_auroc(own.familiarity, other.familiarity),
+            "fpr95": fpr_at_tpr(own.familiarity, other.familiarity),
+            "mcm_auroc": detection_auroc(own.mcm, other.mcm),
+            "mcm_fpr95": fpr_at_tpr(own.mcm, other.mcm),
+            "flagged": other.flagged,
+        }
+        for name, other in outside.items()
+    ]
+    return {"unknown": rows, "false_alarms": {"asked_for": rate, "found": own.flagged}}
 
 
 def _class_rows(names: list[str], results: list[ClassResult]) -> list[dict[str, Any]]:
@@ -229,7 +302,7 @@ def _as_json(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every set its mean over corruptions, where there are several."""
+    """Return for every set its mean over corruptions, where there are several."""
     means = []
     for name in dict.fromkeys(result["name"] for result in results):
         corrupted = [result for result in results if result["name"] == name and result["corruption"]]
@@ -242,7 +315,10 @@ def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _print_one(result: dict[str, Any]) -> None:
-    untuned = percent(result["zero_shot_accuracy"])
+    untuned, alarms = percent(result["zero_shot_accuracy"]), []
+    if "unknown" in result:
+        found, asked = (percent(result["false_alarms"][name]) for name in ("found", "asked_for"))
+        alarms = [("false alarms", f"{found} called unknown ({asked} asked for)")]
     facts(
         [
             ("accuracy", f"{percent(result['accuracy'])} of {result['images']} images"),
@@ -252,10 +328,10 @@ def _print_one(result: dict[str, Any]) -> None:
             ("Brier score", f"{result['brier']:.3f}"),
             ("ECE", f"{percent(result['ece'])} ({result['ece_bins']} bins)"),
             ("failure AUROC", percent(result["failure_auroc"])),
-            *alarm_facts(result),
+            *alarms,
         ]
     )
-    print_unknown([result])
+    _print_unknown([result])
     table = listing("class", "images", "accuracy", "mostly taken for", right=("images", "accuracy"))
     for row in result["classes"]:
         confusion = f"{row['confused_with']} ({row['times']})" if row["times"] else ""
@@ -272,7 +348,7 @@ def _print_several(results: list[dict[str, Any]]) -> None:
     for mean in _corruption_means(results):
         table.add_row(mean["name"], f"mean of {mean['corruptions']}", "", *_cells(mean), style="bold")
     say(table)
-    print_unknown(results)
+    _print_unknown(results)
 
 
 def _cells(result: dict[str, Any]) -> list[str]:
@@ -284,3 +360,57 @@ def _cells(result: dict[str, Any]) -> list[str]:
         percent(result["ece"]),
         percent(result["failure_auroc"]),
     ]
+
+
+def _print_unknown(results: Sequence[dict[str, Any]]) -> None:
+    """Print how well unknown images were told from those of each set, if that was measured."""
+    if "unknown" not in results[0]:
+        return
+    numbers = ("images", "AUROC", "FPR95", "flagged", "MCM AUROC", "MCM FPR95")
+    table = listing("known", "corruption", "unknown", *numbers, right=numbers)
+    for result in results:
+        for row in result["unknown"]:
+            shares = (row[name] for name in ("auroc", "fpr95", "flagged", "mcm_auroc", "mcm_fpr95"))
+            cells = [result["name"], result["corruption"] or "none", row["name"], str(row["images"])]
+            table.add_row(*cells, *map(percent, shares))
+    say(table)
+
+
+def _plot_paths(output: Path | None, folder: Path | None) -> dict[str, Path]:
+    """Return where which plot goes; refuse, before the work, a place that cannot be written to."""
+    found = {}
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(f"Cannot create the folder {folder}: {problem.strerror}. Choose another.") from problem
+        found = {kind: folder / f"{kind}.png" for kind in ("confusion", "reliability", "risk_coverage")}
+    if output is not None:
+        found["confusion"] = output
+    if found:
+        from kalmanclip.plots import check_plot_path
+
+        for path in found.values():
+            check_plot_path(path)
+    return found
+
+
+def _plot(paths: dict[str, Path], result: dict[str, Any], names: list[str]) -> None:
+    """Draw what is asked for of one set's result."""
+    if not paths:
+        return
+    import numpy as np
+
+    from kalmanclip.metrics import ReliabilityBin, RiskCoverage
+    from kalmanclip.plots import draw_confusion, draw_reliability, draw_risk_coverage
+
+    if path := paths.get("confusion"):
+        draw_confusion(path, np.asarray(result["confusion_matrix"]), names)
+        note(f"Confusion matrix: {path}")
+    if path := paths.get("reliability"):
+        draw_reliability(path, [ReliabilityBin(**row) for row in result["reliability"]], result["ece"])
+        note(f"Reliability diagram: {path}")
+    if path := paths.get("risk_coverage"):
+        curve = RiskCoverage(*(np.array(result["risk_coverage"][name]) for name in ("coverage", "risk")))
+        draw_risk_coverage(path, curve, result["aurc"])
+        note(f"Risk and coverage: {path}")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kalmanclip.cli.common import Adapter, Device, load, refuse_foreign, writable_folder
-from kalmanclip.cli.screen import say, size_of, waiting
+from kalmanclip.cli.arguments import Adapter, Device, load, refuse_foreign, writable_folder
+from kalmanclip.cli.console import say, size_of, waiting
 
 EXAMPLES = """
 kalmanclip export pets.adapter -o pets-clip/

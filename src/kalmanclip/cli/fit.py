@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli import resume as resuming
-from kalmanclip.cli.common import (
+from kalmanclip.cli.arguments import (
     Device,
     Precision,
     check_device,
     check_precision,
+    existing_adapter,
     naming_bad_images,
     refuse_foreign,
+    refuse_overwriting,
     writable_folder,
 )
-from kalmanclip.cli.guard import INTERRUPTED
-from kalmanclip.cli.learned import about
-from kalmanclip.cli.options import build_config
+from kalmanclip.cli.console import (
+    bars,
+    command_line,
+    facts,
+    fit_facts,
+    note,
+    percent,
+    say,
+    size_of,
+    some,
+    suggest,
+    waiting,
+)
+from kalmanclip.cli.errors import INTERRUPTED
 from kalmanclip.cli.ranks import first, restarted, several, working_together
-from kalmanclip.cli.screen import bars, command_line, facts, note, percent, say, size_of, some, suggest, waiting
-from kalmanclip.cli.training import Material, fingerprint, read_material
-from kalmanclip.errors import ConfigError
+from kalmanclip.config import flatten, to_dict
+from kalmanclip.errors import AdapterError, ConfigError, DataError
+from kalmanclip.files import read_json
 
 if TYPE_CHECKING:
-    from kalmanclip.data import LabelledImages
+    from kalmanclip.data import CaptionedImages, CaptionedSplits, ImageSource, LabelledImages
     from kalmanclip.estimator import KalmanCLIP
+    from kalmanclip.methods import MethodConfig
 
 EXAMPLES = """
 kalmanclip fit photos/ -o pets.adapter
@@ -94,7 +110,7 @@ def fit(
             rich_help_panel=METHOD,
         ),
     ] = None,
-    views: Annotated[
+    crops: Annotated[
         int | None,
         typer.Option(
             help="Random crops of each image beside the centre crop (default preset).", rich_help_panel=METHOD
@@ -148,55 +164,55 @@ def fit(
     if resume and force:
         raise ConfigError("--resume goes on with an adapter, --force replaces it. Give one of them.")
     refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
-    before = None if force else resuming.find(output)  # what is to be replaced may be damaged
+    before = None if force else existing_adapter(output)  # what is to be replaced may be damaged
     resume = resume or (before is not None and restarted())  # an adapter that was not there at the first start
     if before and not resume:
-        resuming.refuse_overwriting(output, before)
+        refuse_overwriting(output, before)
     if resume and not before:
-        resuming.refuse_beginning(output)
+        raise AdapterError(
+            f"There is nothing in {output} to go on with: no pass was finished, or the name is another. "
+            "Start again without --resume, with all options."
+        )
 
     with waiting("Loading"):
-        from kalmanclip.adapter import read_config
         from kalmanclip.estimator import KalmanCLIP
-        from kalmanclip.methods import ClassResidualsConfig, KalmanConfig
-        from kalmanclip.retrieval import CAPTION_TEMPLATES, learnable, pair_config
+        from kalmanclip.methods import KalmanConfig
+        from kalmanclip.retrieval import CAPTION_TEMPLATES, learnable
 
+    source = read_source(data)  # first: which options are the usual ones depends on it
+    captions = source.pairs is not None
+    if captions and template:
+        raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
     flags = {
+        "prior_std": prior_std,
         "epochs": epochs,
         "batch_size": batch_size,
         "low_rank.rank": rank,
         "low_rank.placement": placement,
         "observation": observation,
         "belief": belief,
-        "crops": views,
+        "crops": crops,
+        "alpha": alpha,
         "noise.beta": beta,
         "seed": seed,
     }
-    material = read_material(data)  # first: which options are the usual ones depends on it
-    captions = material.pairs is not None
-    if captions and template:
-        raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
-    start = read_config(before) if before else pair_config() if captions else None
-    residuals = isinstance(build_config({}, config, start, preset), ClassResidualsConfig)
-    flags |= {"alpha" if residuals else "filter.alpha": alpha, "prior_std": prior_std}
-    options = build_config(flags, config, start, preset)
+    options = _options(flags, config, preset, before, captions)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
-        resuming.require_same_options(before, options, model, template, noted)
+        _require_same_options(before, options, model, template, noted)
         shots, calibrate, precision = (before["notes"].get(name) for name in noted)
     elif captions and not isinstance(options, KalmanConfig):
         raise ConfigError("Captions have no classes to learn residuals of: leave --preset out, or give head.")
     if captions and calibrate:
         raise ConfigError("Captions have no classes to make sets of: leave --calibrate out.")
-    templates = template or (CAPTION_TEMPLATES if captions else material.templates)
     held = None
-    if material.labelled is not None:
-        labelled = material.labelled
+    if source.labelled is not None:
+        labelled = source.labelled
         if calibrate:
             from kalmanclip.data import hold_out
 
             labelled, held = hold_out(labelled, calibrate, options.seed)
-        images, seen = _choose(material, labelled, shots, options.seed, before)
+        images, seen = _choose(source, labelled, shots, options.seed, before)
     if not several():  # each of several has a device of its own
         check_device(device)
     check_precision(precision)
@@ -207,72 +223,203 @@ def fit(
             if before:
                 clf = KalmanCLIP.load(output, device=device, precision=precision, ranks=ranks)
             else:
-                given: dict[str, Any] = {"model": model, "templates": templates, "device": device}
-                given |= {"precision": precision, "ranks": ranks}
-                clf = KalmanCLIP(config=options, **{k: v for k, v in given.items() if v is not None})
-        done = clf.notes.get("epochs_done", 0)
-        if done >= options.passes and (held is None or clf.method.calibration is not None):
+                given = {"model": model, "templates": template or (CAPTION_TEMPLATES if captions else source.templates)}
+                named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+                clf = KalmanCLIP(config=options, device=device, precision=precision, ranks=ranks, **named)
+                clf.load_backbone()
+        done = 0 if before is None else before["notes"]["epochs_done"]
+        if done >= options.passes and (held is None or clf.calibration_ is not None):
             say(f"{output} is finished: all {options.passes} passes are done. There is nothing to resume.")
             return
         if before:
             note(f"Going on after pass {done} of {options.passes}.")
-        if material.pairs is not None:  # only the model can say which captions it reads as the same
-            labelled = learnable(material.pairs, clf.backbone, options.seed).train
-            images, seen = _choose(material, labelled, shots, options.seed, before)
-        clf.notes |= {"folder": data, "shots": shots, "images": seen, "captions": captions}
-        clf.notes |= {"epochs": options.passes, "epochs_done": done, "calibrate": calibrate}
-        clf.notes |= {"precision": clf.backbone.precision}
+        backbone = clf.load_backbone()
+        if source.pairs is not None:  # only the model can say which captions it reads as the same
+            labelled = learnable(source.pairs, backbone, options.seed).train
+            images, seen = _choose(source, labelled, shots, options.seed, before)
+        notes = {"folder": data, "shots": shots, "images": seen, "captions": captions, "epochs": options.passes}
+        notes |= {"epochs_done": done, "calibrate": calibrate, "precision": backbone.precision}
         try:
             if done < options.passes:
-                _learn(clf, images, output)
+                _learn(clf, images, output, notes)
             if held is not None:
-                _calibrate(clf, held, output)
+                with bars("calibrating: ") as progress, naming_bad_images(held.sources):
+                    clf.calibrate(held, progress=progress)
+                _save(clf, output, notes)
         except KeyboardInterrupt:
-            _say_how_to_resume(data, output, clf.notes)
+            _say_how_to_resume(data, output, notes)
             raise typer.Exit(INTERRUPTED) from None
     if first():
         _summarise(clf, len(images), data, output, time.monotonic() - started)
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a fit may learn from.
+
+    Attributes:
+        location: the folder, file or name, as it was given.
+        labelled: images with classes; None if there are captions.
+        pairs: images with captions; None if there are classes.
+        templates: the data set's own prompt templates; None where it has none.
+    """
+
+    location: str
+    labelled: LabelledImages | None = None
+    pairs: CaptionedImages | None = None
+    templates: tuple[str, ...] | None = None
+
+
+def read_source(location: str) -> Source:
+    """Return what to learn from; of a data set with parts, the train part.
+
+    Args:
+        location: a folder, a .csv, .json or .jsonl list, or ``hf:`` and the name of a data set.
+    """
+    from kalmanclip.data import hub, lists, read_folder
+    from kalmanclip.data.resolve import HUB, is_list
+
+    on_hub = location.startswith(HUB)
+    if not on_hub and not is_list(location):
+        if Path(location).is_file():
+            raise DataError(f"{location} is neither a folder nor a list; a list ends in .csv, .json or .jsonl")
+        return Source(location, read_folder(location))
+    if hub.has_captions_only(location) if on_hub else lists.has_captions_only(location):
+        return Source(location, pairs=caption_splits(location).get("train", location))
+    views = hub.read_hugging_face(location) if on_hub else lists.read_list(location)
+    if views.train is None:
+        raise DataError(f"{location} has nothing to learn from: none of its rows belongs to train")
+    return Source(location, views.train, templates=views.templates)
+
+
+def caption_splits(location: str) -> CaptionedSplits:
+    """Return the parts of a list of pairs, or of such a data set of Hugging Face."""
+    from kalmanclip.data import read_caption_splits, read_hugging_face_captions
+    from kalmanclip.data.resolve import HUB
+
+    return read_hugging_face_captions(location) if location.startswith(HUB) else read_caption_splits(location)
+
+
+def _options(
+    flags: dict[str, Any], file: Path | None, preset: str | None, before: dict[str, Any] | None, captions: bool
+) -> Any:
+    """Return the method's options: a preset, or those of an interrupted fit; then a file, then flags."""
+    from kalmanclip.adapter import read_config
+    from kalmanclip.estimator import make_config
+    from kalmanclip.retrieval import pair_config
+
+    given: dict[str, Any] = {}
+    if file is not None:
+        if file.suffix != ".json":
+            raise ConfigError(f"The options file {file} must be a JSON file, with a name that ends in .json.")
+        given = read_json(file, ConfigError)
+        if not isinstance(given, dict):
+            raise ConfigError(f'The options file {file} must hold a table of options, such as {{"seed": 3}}.')
+    flags = {name: value for name, value in flags.items() if value is not None}
+    preset = preset or given.pop("preset", None)
+    start = read_config(before) if before else pair_config() if captions else None
+
+    def spell(name: str) -> str:
+        return "--" + name.rpartition(".")[2].replace("_", "-") if name in flags else name
+
+    return make_config(preset, start, given | flags, spell)
+
+
+def _require_same_options(
+    before: dict[str, Any],
+    options: MethodConfig,
+    model: str | None,
+    template: list[str] | None,
+    noted: dict[str, int | str | None],
+) -> None:
+    """Refuse to resume a fit with other options than it began with. Those not given now (None) are taken from there.
+
+    ``noted`` are those that the adapter's notes have, by name.
+    """
+    from kalmanclip.adapter import read_config
+
+    notes = {"precision": "float32"} | before.get("notes", {})
+    if "epochs_done" not in notes:
+        raise ConfigError(
+            "This adapter does not say how far its fit came (it was not saved by `kalmanclip fit`). "
+            "Start again with --force."
+        )
+    old, new = flatten(to_dict(read_config(before))), flatten(to_dict(options))
+    changed = [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
+    given = {
+        "model": (before["backbone"]["name"], model),
+        "template": (before["templates"], template or None),
+        **{name: (notes.get(name), value) for name, value in noted.items()},
+    }
+    changed += [(name, was, now) for name, (was, now) in given.items() if now is not None and now != was]
+    if changed:
+        name, was, now = changed[0]
+        raise ConfigError(
+            f"The interrupted fit began with other options ({name} was {was!r}, now {now!r}). "
+            "Resume it without that option, or start again with --force."
+        )
+
+
 def _choose(
-    material: Material, labelled: LabelledImages, shots: int | None, seed: int, before: dict[str, Any] | None
+    source: Source, labelled: LabelledImages, shots: int | None, seed: int, before: dict[str, Any] | None
 ) -> tuple[LabelledImages, str]:
-    """The images that are used and their fingerprint; those of ``before``, if a fit is resumed."""
+    """Return the images that are used and their hash; refuse others than a resumed fit began with."""
     from kalmanclip.data import sample_shots
 
     images = sample_shots(labelled, shots, seed)
-    seen = fingerprint(material, images)
-    if before:
-        resuming.require_same_images(before, images, seen)
+    seen = _fingerprint(source, images)
+    if before and images.class_names != before["class_names"]:
+        raise DataError(
+            f"The interrupted fit was about other classes ({some(before['class_names'])}; "
+            f"now {some(images.class_names)}). Give its folder, or start again with --force."
+        )
+    if before and seen != before["notes"].get("images"):
+        raise DataError(
+            "The images are not those that the interrupted fit began with: files were added, removed or changed. "
+            "Restore them, or start again with --force."
+        )
     return images, seen
 
 
-def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path) -> None:
-    """Filters the passes that are not done yet; saves after each."""
-    done, notes = clf.notes["epochs_done"], clf.notes
+def _fingerprint(source: Source, images: LabelledImages) -> str:
+    """Return a hash of the images' names, sizes and texts, wherever their folder or list lies."""
+    location = Path(source.location)
+    root = location if location.is_dir() else location.parent
+    digest = hashlib.sha256()
+    for image, label in zip(images.sources, images.labels, strict=True):
+        digest.update(f"{_identity(image, root)} {images.class_names[label]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _identity(image: ImageSource, root: Path) -> str:
+    from kalmanclip.data.images import content_identity, image_identity
+
+    if not isinstance(image, str | os.PathLike):
+        return f"{image_identity(image)} {content_identity(image)}"
+    path = Path(image)
+    name = path.relative_to(root) if path.is_relative_to(root) else path  # a list may name any file
+    size = path.stat().st_size if path.exists() else None  # a broken link is reported when it is read
+    return f"{name.as_posix()} {size}"
+
+
+def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path, notes: dict[str, Any]) -> None:
+    """Make the passes that are not done yet; save, and note it, after each."""
+    done = notes["epochs_done"]
 
     def save(passes: int) -> None:
-        clf.notes = notes | {"epochs_done": done + passes}
-        _save(clf, output)
+        notes["epochs_done"] = done + passes
+        _save(clf, output, notes)
 
     with bars() as progress, naming_bad_images(images.sources):
-        if done and notes["captions"]:  # `partial_fit` would clean captions as if they were class names
-            clf.method.update(images, notes["epochs"] - done, progress, save)
-        elif done:
+        if done:
             clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
         else:
             clf.fit(images, progress=progress, after_epoch=save)
 
 
-def _calibrate(clf: KalmanCLIP, held: LabelledImages, output: Path) -> None:
-    with bars("calibrating: ") as progress, naming_bad_images(held.sources):
-        clf.method.calibrate(held, progress=progress)
-    _save(clf, output)
-
-
-def _save(clf: KalmanCLIP, output: Path) -> None:
+def _save(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
     if first():
-        clf.save(output)
+        clf.save(output, notes)
 
 
 def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
@@ -285,23 +432,18 @@ def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
     )
 
 
-def _calibrated(clf: KalmanCLIP) -> list[tuple[str, str]]:
-    calibration = clf.method.calibration
-    if calibration is None:
-        return []
-    n = len(calibration)
-    return [("calibrated on", f"{n} further images, for sets with a coverage of up to {percent(n / (n + 1))}")]
-
-
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:
-    captions = clf.notes["captions"]
-    learned = f"{len(clf.classes_)} ({some(clf.classes_, 2 if captions else 8)})"
+    captions, names, calibrated = clf.notes_["captions"], clf.class_names_, []
+    if clf.calibration_ is not None:
+        n = len(clf.calibration_)
+        coverage = percent(n / (n + 1))
+        calibrated = [("calibrated on", f"{n} further images, for sets with a coverage of up to {coverage}")]
     facts(
         [
-            ("captions" if captions else "classes", learned),
+            ("captions" if captions else "classes", f"{len(names)} ({some(names, 2 if captions else 8)})"),
             ("images", images),
-            *about(clf.method),
-            *_calibrated(clf),
+            *fit_facts(clf.diagnostics_),
+            *calibrated,
             ("time", f"{seconds:.1f} s"),
             ("saved in", f"{output} ({size_of(output)})"),
         ]

@@ -7,9 +7,15 @@ from typing import Annotated
 
 import typer
 
-from kalmanclip.cli import resume as resuming
-from kalmanclip.cli.common import Device, check_device, refuse_foreign, writable_folder
-from kalmanclip.cli.screen import command_line, facts, some, suggest, waiting
+from kalmanclip.cli.arguments import (
+    Device,
+    check_device,
+    existing_adapter,
+    refuse_foreign,
+    refuse_overwriting,
+    writable_folder,
+)
+from kalmanclip.cli.console import command_line, facts, some, suggest, waiting
 from kalmanclip.errors import AdapterError
 
 EXAMPLES = """
@@ -45,9 +51,9 @@ def fuse(
     if output.resolve() in resolved:
         raise AdapterError(f"{output} is one of the adapters to fuse. Choose another name for the result.")
     refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
-    before = None if force else resuming.find(output)
+    before = None if force else existing_adapter(output)
     if before:
-        resuming.refuse_overwriting(output, before)
+        refuse_overwriting(output, before)
 
     with waiting("Loading the model"):
         from kalmanclip.adapter import read_description
@@ -57,12 +63,12 @@ def fuse(
             read_description(adapter)  # a mistyped path is no reason to build a model first
         check_device(device)
         first = KalmanCLIP.load(adapters[0], device=device)
-        parts = [first, *(KalmanCLIP.load(adapter, first.backbone) for adapter in adapters[1:])]
+        parts = [first, *(KalmanCLIP.load(adapter, first.backbone_) for adapter in adapters[1:])]
     with writable_folder(output), waiting("Fusing"):
         fused = KalmanCLIP.fuse(parts)
         fused.save(output)
     rows = [(str(adapter), f"{len(part.classes_)} classes") for adapter, part in zip(adapters, parts, strict=True)]
-    facts([*rows, ("fused", f"{len(fused.classes_)} classes: {some(fused.classes_)}"), ("saved in", output)])
+    facts([*rows, ("fused", f"{len(fused.classes_)} classes: {some(fused.class_names_)}"), ("saved in", output)])
     suggest(
         (command_line("predict", output, "new.jpg"), "classify images"),
         (command_line("evaluate", output, "test_photos/"), "measure accuracy on a folder of class folders"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import kalmanclip
-from kalmanclip.cli.screen import facts, percent, say, size_of, some, waiting
+from kalmanclip.cli.console import facts, percent, say, size_of, some, waiting
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError
 
@@ -64,7 +64,7 @@ def _installed() -> None:
 
 
 def _cached() -> list[tuple[str, str]]:
-    """Models that need no network any more, as far as open_clip's two caches tell."""
+    """Return models that need no network any more, as far as open_clip's two caches tell."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub = sorted(Path(HF_HUB_CACHE).glob("models--*"))
@@ -95,7 +95,7 @@ def _adapter(adapter: Path) -> None:
 
 
 def _options(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """All options, as a file for --config would have them."""
+    """Yield all options, as a file for --config would have them."""
     from kalmanclip.adapter import read_config
 
     for name, value in flatten(to_dict(read_config(description))).items():
@@ -103,18 +103,18 @@ def _options(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:
-    """The belief alone: it can be looked at without the backbone, which may not be on this computer."""
+    """Describe the belief alone, without the backbone, which may not be on this computer."""
     from kalmanclip.adapter import read_tensors
 
     tensors = read_tensors(adapter, description["tensors"])
-    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_told(tensors)]
+    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_uncertainty(tensors)]
 
 
 def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    if "residuals.mean" not in tensors:
+    if "classes.mean" not in tensors:
         return []
-    C, d = tensors["residuals.mean"].shape
-    std, gain = float(tensors["residuals.strength"]) ** -0.5, float(tensors["residuals.gain"])
+    C, d = tensors["classes.mean"].shape
+    std, gain = float(tensors["classes.strength"]) ** -0.5, float(tensors["classes.gain"])
     return [
         ("belief", f"about residuals of {C} classes in {d} dimensions"),
         ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
@@ -127,21 +127,20 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
     if "belief.mean" not in tensors:
         return []
     state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
-    config = description["config"].get("kalman", description["config"])
     try:
-        std = restore_belief(config["belief"], state).marginal_variance().sqrt()
+        std = restore_belief(description["config"]["belief"], state).marginal_variance().sqrt()
     except ConfigError as problem:
         raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
     return [
-        ("steps", f"{description['state']['steps']}, of which {description['state']['skipped']} skipped"),
-        ("belief", f"{config['belief']}, over {std.numel()} low-rank parameters"),
+        ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
+        ("belief", f"{description['config']['belief']}, over {std.numel()} low-rank parameters"),
         ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
-        *_shrinkage(description["state"].get("prior_variance"), float(std.mean())),
+        *_shrinkage(description.get("prior_variance"), float(std.mean())),
     ]
 
 
-def _told(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    """What predictions can say beside classes."""
+def _uncertainty(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    """Describe what predictions can say beside classes."""
     images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("ood", "conformal"))
     return [
         ("unknown images", f"told by {images} training images" if images else "are not marked (default preset only)"),

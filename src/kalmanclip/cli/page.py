@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from kalmanclip.cli.common import Adapter, Device, load
-from kalmanclip.cli.screen import note, say, waiting
+from kalmanclip.cli.arguments import Adapter, Device, load
+from kalmanclip.cli.console import note, say, waiting
 from kalmanclip.errors import ConfigError
 
 EXAMPLES = """
@@ -40,20 +40,20 @@ def app(
 
     Nothing on disk changes until somebody presses Save. Uploads are not kept. Ctrl-C ends it.
     """
-    from kalmanclip.app.serve import MISSING, open_socket, serve
-
     if find_spec("gradio") is None:
-        raise ConfigError(MISSING)
+        raise ConfigError("The page needs the package gradio. Install it with: pip install 'kalmanclip[app]'")
+    from kalmanclip.app.server import open_socket, serve
+
     with open_socket(host, port) as listening:  # first: a port that is taken is no reason to load a model
-        from kalmanclip.app.doors import is_local
-        from kalmanclip.app.gallery import Gallery
-        from kalmanclip.app.live import LiveAdapter
+        from kalmanclip.app.images import Gallery
+        from kalmanclip.app.middleware import is_local
+        from kalmanclip.app.service import AdapterService
         from kalmanclip.data import read_folder
 
         classifier = load(adapter, device)
         with waiting("Looking at the images"):
-            held = None if test is None else read_folder(test, classifier.classes_)
-            live = LiveAdapter(classifier, adapter, Gallery(images), held, read_only)
+            held = None if test is None else read_folder(test, classifier.class_names_)
+            service = AdapterService(classifier, adapter, Gallery(images), held, read_only)
         if not is_local(listening.getsockname()[0]):
             note(
                 f"Everybody who can reach this computer at {host} can use the page, without a password"
@@ -67,4 +67,4 @@ def app(
             if open_page:
                 typer.launch(address)
 
-        serve(live, listening, ready)
+        serve(service, listening, ready)

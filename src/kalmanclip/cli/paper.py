@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Device, options_file, writable_folder
+from kalmanclip.cli.arguments import Device, integers, options_file, spellings, words, writable_folder
+from kalmanclip.cli.console import listing, note, say, waiting
 from kalmanclip.cli.report import print_sheet
 from kalmanclip.cli.run_options import (
     ATTEMPTS,
@@ -26,8 +27,6 @@ from kalmanclip.cli.run_options import (
     further_results,
     run_planned,
 )
-from kalmanclip.cli.screen import listing, note, say, waiting
-from kalmanclip.cli.words import integers, spellings, words
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from kalmanclip.cli.screen import mute
+from kalmanclip.cli.console import mute
 from kalmanclip.errors import ConfigError, RankError
 
 if TYPE_CHECKING:

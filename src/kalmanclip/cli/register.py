@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from kalmanclip.cli.guard import guarded
+from kalmanclip.cli.errors import guarded
 
 
 def register(app: typer.Typer, command: Callable[..., None], examples: str, name: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich.table
 from rich.text import Text
 
-from kalmanclip.cli.screen import console, listing, note, say
+from kalmanclip.cli.console import console, listing, note, say
 
 if TYPE_CHECKING:
     import pandas as pd

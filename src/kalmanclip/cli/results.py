@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Json
+from kalmanclip.cli.arguments import Json, integers, shares, words
+from kalmanclip.cli.console import listing, note, percent, say, some, waiting
 from kalmanclip.cli.register import register
-from kalmanclip.cli.screen import listing, note, percent, say, some, waiting
-from kalmanclip.cli.words import integers, shares, words
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.files import write_atomic
 

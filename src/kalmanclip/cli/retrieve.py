@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import Device, Json, check_device, load, naming_bad_images
-from kalmanclip.cli.screen import bars, facts, listing, percent, say, waiting
+from kalmanclip.cli.arguments import Device, Json, check_device, integers, load, naming_bad_images
+from kalmanclip.cli.console import bars, facts, listing, percent, say, waiting
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,9 +49,11 @@ def retrieve(
     """
     if adapter is not None and model is not None:
         raise ConfigError("An adapter knows its model. Give --adapter or --model, not both.")
-    ks = _numbers(k)
+    ks = sorted(set(integers("k", [k])))
+    if not ks or ks[0] < 1:
+        raise ConfigError(f"--k takes whole numbers of at least 1, such as --k 1,5,10, not {k!r}.")
     with waiting("Loading"):
-        from kalmanclip.cli.training import caption_splits
+        from kalmanclip.cli.fit import caption_splits
         from kalmanclip.encoders import load_backbone
         from kalmanclip.retrieval import measure_recall
 
@@ -89,19 +91,8 @@ def retrieve(
     say(table)
 
 
-def _numbers(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    try:
-        numbers = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise ConfigError(f"--k is {text!r}; give whole numbers of at least 1 with commas, such as 1,5,10.")
-    return numbers
-
-
 def _row(recall: RetrievalRecall) -> dict[str, dict[str, float]]:
-    """For JSON, whose keys are strings."""
+    """Return the recall for JSON, whose keys are strings."""
     return {
         direction: {str(k): share for k, share in getattr(recall, direction).items()}
         for direction in ("image_to_text", "text_to_image")

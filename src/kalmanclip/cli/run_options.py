@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.common import check_device
-from kalmanclip.cli.guard import INTERRUPTED
-from kalmanclip.cli.screen import bars, note, waiting
-from kalmanclip.cli.words import spellings
+from kalmanclip.cli.arguments import check_device, spellings
+from kalmanclip.cli.console import bars, note, waiting
+from kalmanclip.cli.errors import INTERRUPTED
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

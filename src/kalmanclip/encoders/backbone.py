@@ -58,11 +58,14 @@ class Backbone:
     """
 
     name: str
-    model: Any
-    preprocess: Callable[[Image.Image], Tensor]
-    tokenizer: Callable[[list[str]], Tensor]
+    model: Any = field(repr=False)
+    preprocess: Callable[[Image.Image], Tensor] = field(repr=False)
+    tokenizer: Callable[[list[str]], Tensor] = field(repr=False)
     cache: FeatureCache | None = field(default=None, repr=False, compare=False)
     loaded_hash: str | None = field(default=None, repr=False, compare=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backbone:
+        return self  # frozen: copies of an estimator share it
 
     @cached_property
     def logit_scale(self) -> float:

@@ -19,7 +19,7 @@ from kalmanclip.experiments.aggregate import Cell
 from kalmanclip.experiments.render import signed
 from kalmanclip.files import write_atomic
 
-# A bare Figure, as in `kalmanclip.pictures`: pyplot keeps figures in a global list and may open windows.
+# A bare Figure, as in `kalmanclip.plots`: pyplot keeps figures in a global list and may open windows.
 
 INK = "#1b1f24"
 COLOURS = ("#2f7fd1", "#c77700", "#2c9a6b", "#d6504c", "#9a68c9", "#8a7a4f", "#c45a9a", "#6f7f8f")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class ClassResiduals(Classifier):
     def _reset(self) -> None:
         super()._reset()
         self.residuals = ResidualBelief(self.config, self.backbone.logit_scale)
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """The prior, how it was chosen, and the share of the text; see `ResidualBelief.diagnostics`."""
+        return self.residuals.diagnostics
 
     @property
     def needs(self) -> Needs:

@@ -47,7 +47,7 @@ class TrainingImages(NamedTuple):
     """
 
     names: tuple[str, ...]
-    labels: Tensor
+    labels: list[int]
 
 
 class State(NamedTuple):
@@ -122,7 +122,12 @@ class Classifier(ABC):
     @property
     def training_images(self) -> TrainingImages | None:
         """The images that were learned from, where the method keeps their names."""
-        return None if self.ood is None else TrainingImages(self.ood.names, self.ood.labels)
+        return None if self.ood is None else TrainingImages(self.ood.names, self.ood.labels.tolist())
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """What the fit has found, by name."""
+        return {}
 
     # learning
 

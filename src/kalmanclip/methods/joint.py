@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,6 +75,11 @@ class Joint(Classifier):
         super()._reset()
         self.history = self.kalman.history
         self.residuals = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """Those of both parts."""
+        return self.kalman.diagnostics | self.residuals.diagnostics
 
     @property
     def needs(self) -> Needs:

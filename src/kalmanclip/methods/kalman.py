@@ -134,6 +134,15 @@ class Kalman(Classifier):
         self.covariance_scale = COVARIANCE_SCALE[self.config.low_rank.placement]
 
     @property
+    def diagnostics(self) -> dict[str, Any]:
+        """Steps, those skipped, and the mean regulation of the others."""
+        if self.filter is None:
+            return {}
+        found: dict[str, Any] = {"steps": self.filter.steps, "skipped": self.filter.skipped}
+        regulations = [step.regulation for step in self.history if not step.skipped]
+        return found | ({"mean_regulation": sum(regulations) / len(regulations)} if regulations else {})
+
+    @property
     def needs(self) -> Needs:
         """On the embeddings the frozen features are all it reads."""
         return "towers" if self.config.low_rank.placement == "towers" else "features"

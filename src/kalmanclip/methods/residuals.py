@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -126,6 +127,15 @@ class ResidualBelief:
     def prior_std(self) -> float | None:
         """The prior's, chosen or given; None before the first image."""
         return None if self.belief is None else self.belief.strength**-0.5
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """The prior's standard deviation, given or chosen by held-out log-likelihood, and the text's gain, by name."""
+        if self.belief is None:
+            return {}
+        chosen = {"prior_std": self.prior_std, "given_prior_std": self.config.prior_std}
+        scores = dict(self.held_out_log_likelihood)
+        return chosen | {"gain": float(self.belief.gain), "held_out_log_likelihood": scores}
 
     def set_classes(self, names: Sequence[str], T: Tensor) -> None:
         """Name the classes, with their text weights (C, d); what is known about a name stays with it."""

@@ -91,7 +91,7 @@ def test_another_observation_can_be_chosen(folder, tmp_path):
 
 
 def test_a_list_with_classes_is_about_classes(folder, tmp_path):
-    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--views", 0, "--shots", 2).stdout
+    text = call("fit", folder / "classes.csv", "-o", tmp_path / "a", "--crops", 0, "--shots", 2).stdout
     about = description(tmp_path / "a")
     assert about["class_names"] == list(SHAPES)
     assert about["config"]["parameters"] == ["classes"]
@@ -101,7 +101,7 @@ def test_a_list_with_classes_is_about_classes(folder, tmp_path):
 
 
 def test_captions_have_no_residuals(folder, tmp_path):
-    for words in (["--preset", "default"], ["--views", 2]):
+    for words in (["--preset", "default"], ["--crops", 2]):
         message = call("fit", folder / "pairs.csv", "-o", tmp_path / "a", *words, code=2).stderr
         assert "residuals" in message
     assert not (tmp_path / "a").exists()
@@ -115,8 +115,8 @@ def test_resumed_is_the_same_as_uninterrupted(folder, adapter, tmp_path, monkeyp
 
     output, save = tmp_path / "stopped", KalmanCLIP.save
 
-    def stop(self, place):
-        save(self, place)
+    def stop(self, place, notes):
+        save(self, place, notes)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KalmanCLIP, "save", stop)
@@ -187,7 +187,7 @@ def test_retrieve_for_programs(folder, adapter):
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
-        (["pairs.csv", "--k", "1,x"], 2, "--k is '1,x'"),
+        (["pairs.csv", "--k", "1,x"], 2, "--k takes whole numbers"),
         (["pairs.csv", "--k", "0"], 2, "at least 1"),
         (["pairs.csv", "--part", "val"], 3, "no split 'val'; it has train and test"),
         (["pairs.csv", "--model", "tiny", "--adapter", "x"], 2, "not both"),
@@ -262,10 +262,10 @@ def test_captions_cut_to_the_same_tokens_are_one_to_learn_and_tied_to_measure(fo
 def test_goes_on_learning_and_saves(folder, tiny, tmp_path):
     pairs = read_caption_splits(folder / "pairs.csv")
     clf = fit_pairs(pairs.train, tiny, epochs=1)
-    steps = clf.method.filter.steps
+    steps = clf.method_.filter.steps
     update_pairs(clf, pairs.test)
-    assert clf.method.filter.steps > steps
-    assert len(clf.classes_) == 6
+    assert clf.method_.filter.steps > steps
+    assert len(clf.class_names_) == 6
     clf.save(tmp_path / "a")
     again = KalmanCLIP.load(tmp_path / "a", tiny)
     assert measure_recall(pairs.train, again) == measure_recall(pairs.train, clf)

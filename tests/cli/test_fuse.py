@@ -1,11 +1,10 @@
 """``kalmanclip fuse`` as people use it."""
 
 import pytest
+from tests.conftest import shape_picture
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-
-from .conftest import shape_picture
 
 runner = CliRunner()
 
@@ -26,7 +25,7 @@ def place(tmp_path_factory):
             folder.mkdir(parents=True)
             for i in range(3):
                 shape_picture(shape, begin + i).save(folder / f"{i}.png")
-        call("fit", root / name, "-o", root / f"{name}.adapter", "--views", 2)
+        call("fit", root / name, "-o", root / f"{name}.adapter", "--crops", 2)
     return root
 
 
@@ -50,6 +49,6 @@ def test_what_is_refused(place):
     assert "another name" in call("fuse", a, b, "-o", a, code=5)
     assert "no adapter" in call("fuse", a, place / "c.adapter", "-o", new, code=5).lower()
     other = place / "other.adapter"
-    call("fit", place / "a", "-o", other, "--views", 2, "--template", "{}")
+    call("fit", place / "a", "-o", other, "--crops", 2, "--template", "{}")
     assert "templates" in call("fuse", a, other, "-o", new, code=2)
     assert not new.exists()

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, loading, places to write to, images that cannot be read."""
+"""What several commands share: arguments and their values, loading, output folders, images that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kalmanclip.cli.screen import waiting
+from kalmanclip.cli.console import waiting
 from kalmanclip.errors import AdapterError, ConfigError, ImageError
 from kalmanclip.files import read_json
 
@@ -34,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 
 
 def load(adapter: Path, device: str | None, precision: str | None = None) -> KalmanCLIP:
-    """The adapter on its backbone."""
+    """Return the adapter on its backbone."""
     with waiting("Loading the model"):
         from kalmanclip.adapter import read_description
         from kalmanclip.estimator import KalmanCLIP
@@ -46,7 +46,7 @@ def load(adapter: Path, device: str | None, precision: str | None = None) -> Kal
 
 
 def check_device(device: str | None) -> None:
-    """Refuses a device that this machine does not have, before images are read."""
+    """Refuse a device that this machine does not have, before images are read."""
     if device is not None:
         from kalmanclip.encoders.backbone import check_device
 
@@ -54,7 +54,7 @@ def check_device(device: str | None) -> None:
 
 
 def check_precision(precision: str | None) -> None:
-    """Refuses a precision that there is not, before images are read."""
+    """Refuse an unknown precision, before images are read."""
     if precision is not None:
         from kalmanclip.encoders.backbone import check_precision
 
@@ -62,7 +62,7 @@ def check_precision(precision: str | None) -> None:
 
 
 def options_file(path: Path | None) -> dict[str, Any]:
-    """A JSON file with options by method; nothing without one."""
+    """Return the options by method of a JSON file; nothing without one."""
     options = {} if path is None else read_json(path, ConfigError)
     if not isinstance(options, dict):
         raise ConfigError(f"{path} must hold options by method, such as {{'kalman': {{'preset': 'paper'}}}}.")
@@ -71,7 +71,7 @@ def options_file(path: Path | None) -> dict[str, Any]:
 
 @contextmanager
 def writable_folder(folder: Path) -> Iterator[None]:
-    """Makes sure, before the work, that its result can be written; an empty new folder does not outlive a failure."""
+    """Make sure, before the work, that its result can be written; an empty new folder does not outlive a failure."""
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def writable_folder(folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign(folder: Path, ours: Sequence[str]) -> None:
-    """Refuses to mix output with somebody else's files; ``ours`` are the patterns of names that may be there."""
+    """Refuse to mix output with somebody else's files; ``ours`` are the patterns of names that may be there."""
     if not folder.is_dir():
         return
     for entry in sorted(folder.iterdir()):
@@ -100,9 +100,29 @@ def refuse_foreign(folder: Path, ours: Sequence[str]) -> None:
             )
 
 
+def existing_adapter(output: Path) -> dict[str, Any] | None:
+    """Return the description of the adapter in ``output``; None where there is none."""
+    if not (output / "adapter.json").exists():
+        return None
+    from kalmanclip.adapter import read_description
+
+    return read_description(output)
+
+
+def refuse_overwriting(output: Path, description: dict[str, Any]) -> NoReturn:
+    """Refuse to replace an adapter without --force: it is the result of work."""
+    notes = description.get("notes", {})
+    if notes.get("epochs_done", 0) < notes.get("epochs", 0):
+        raise AdapterError(
+            f"{output} holds an interrupted fit ({notes['epochs_done']} of {notes['epochs']} passes). "
+            "Go on with --resume, or start again with --force."
+        )
+    raise AdapterError(f"{output} already holds an adapter. Choose another name, or replace it with --force.")
+
+
 @contextmanager
 def naming_bad_images(sources: Sequence[Any]) -> Iterator[None]:
-    """Turns the error about the first image that cannot be read into one about all of them."""
+    """Turn the error about the first image that cannot be read into one about all of them."""
     try:
         yield
     except ImageError as first:
@@ -115,7 +135,7 @@ def naming_bad_images(sources: Sequence[Any]) -> Iterator[None]:
 
 
 def unreadable(sources: Sequence[Any]) -> dict[int, ImageError]:
-    """Which images cannot be read, by position, and why."""
+    """Return which images cannot be read, by position, and why."""
     from kalmanclip.data import load_image
 
     def problem(source: Any) -> ImageError | None:
@@ -127,3 +147,43 @@ def unreadable(sources: Sequence[Any]) -> dict[int, ImageError]:
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return {i: error for i, error in enumerate(pool.map(problem, sources)) if error is not None}
+
+
+def words(values: Sequence[str] | None) -> list[str]:
+    """Return the values of an option that is repeated, or has commas: ``["a,b", "c"]`` as a, b, c."""
+    return [word.strip() for value in values or () for word in value.split(",") if word.strip()]
+
+
+def integers(option: str, values: Sequence[str] | None) -> list[int]:
+    """Return the same as whole numbers."""
+    try:
+        return [int(word) for word in words(values)]
+    except ValueError as error:
+        given = ",".join(values or ())
+        raise ConfigError(f"--{option} takes whole numbers, such as --{option} 1,2,4, not {given!r}.") from error
+
+
+def shares(option: str, values: Sequence[str] | None) -> list[float]:
+    """Return the same as shares of one."""
+    try:
+        return [float(word) for word in words(values)]
+    except ValueError as error:
+        given = ",".join(values or ())
+        raise ConfigError(f"--{option} takes shares, such as --{option} 0,0.1,0.5, not {given!r}.") from error
+
+
+def spellings(values: Sequence[str] | None) -> list[str]:
+    """Return the same for data sets; the name of an existing folder may have commas, and so may a name of the Hub."""
+    from kalmanclip.data.resolve import HUB, split_name
+
+    def whole(value: str) -> bool:
+        place = split_name(value)[1]
+        return place.startswith(HUB) or Path(place).expanduser().exists()
+
+    return [path for value in values or () for path in ([value] if whole(value) else words([value]))]
+
+
+def check_share(option: str, value: float | None) -> None:
+    """Refuse what is not a share above 0 and below 1; None is not given."""
+    if value is not None and not 0 < value < 1:
+        raise ConfigError(f"--{option} is a share above 0 and below 1, not {value:g}.")

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kalmanclip.app.live import LiveAdapter
-
-MISSING = "The page needs the package gradio. Install it with: pip install 'kalmanclip[app]'"
+    from kalmanclip.app.service import AdapterService
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Listens at an address; port 0: any free one.
+    """Listen at an address; port 0: any free one.
 
     Raises:
         ConfigError: somebody else listens there, or it is no address of this computer.
@@ -43,16 +41,16 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """What to type into a browser."""
+    """Return what to type into a browser."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(live: LiveAdapter, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serves the page until Ctrl-C, or until the process is asked to end.
+def serve(service: AdapterService, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C, or until the process is asked to end.
 
     Args:
-        live: the adapter.
+        service: the adapter.
         listening: where; see `open_socket`.
         ready: called with the address as soon as a browser can connect.
     """
@@ -62,12 +60,12 @@ def serve(live: LiveAdapter, listening: socket.socket, ready: Callable[[str], No
         import uvicorn
         from fastapi import FastAPI
 
-        from kalmanclip.app.doors import Doors, is_local
-        from kalmanclip.app.limits import MAX_BYTES
+        from kalmanclip.app.images import MAX_BYTES
+        from kalmanclip.app.middleware import RequestFilter, is_local
         from kalmanclip.app.page import build, looks
 
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        page = build(live, uploads)
+        page = build(service, uploads)
         page.has_launched = True  # a page that is mounted, not launched, checks no path
         gradio.mount_gradio_app(
             app,
@@ -84,7 +82,7 @@ def serve(live: LiveAdapter, listening: socket.socket, ready: Callable[[str], No
             mcp_server=False,
             **looks(),
         )
-        app.add_middleware(Doors, uploads=uploads, local=is_local(listening.getsockname()[0]))
+        app.add_middleware(RequestFilter, uploads=uploads, local=is_local(listening.getsockname()[0]))
         # browsers that are still connected at the end are no error worth a traceback
         config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1)
         ready(address_of(listening))
@@ -99,7 +97,7 @@ def serve(live: LiveAdapter, listening: socket.socket, ready: Callable[[str], No
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder for uploads that only this user can read, told to Gradio; it and all in it are gone afterwards."""
+    """Make a folder for uploads that only this user can read, for Gradio; it is gone afterwards with all in it."""
     with tempfile.TemporaryDirectory(prefix="kalmanclip-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -57,7 +57,7 @@ def photos(tmp_path_factory):
 
 
 HEAD = ("--preset", "head", "--epochs", 1)
-QUICK = {"default": ("--views", 2), "head": ("--preset", "head", "--epochs", 2)}
+QUICK = {"default": ("--crops", 2), "head": ("--preset", "head", "--epochs", 2)}
 every_preset = pytest.mark.parametrize("preset", list(QUICK))
 
 
@@ -158,7 +158,7 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
 
 
 def test_prior_std_is_about_what_is_learned(photos, tmp_path):
-    call("fit", photos, "-o", tmp_path / "a", "--prior-std", 0.2, "--views", 0)
+    call("fit", photos, "-o", tmp_path / "a", "--prior-std", 0.2, "--crops", 0)
     config = description(tmp_path / "a")["config"]
     assert (config["classes"]["prior_std"], config["classes"]["views"], config["prior_std"]) == (0.2, 0, 0.3)
     assert float(tensors(tmp_path / "a")["classes.strength"]) == pytest.approx(25)
@@ -182,19 +182,19 @@ def test_flags_win_over_the_file_and_leave_the_rest_of_a_group_alone(photos, tmp
 
 
 def test_templates_and_model_are_taken(photos, tmp_path):
-    call("fit", photos, "-o", tmp_path / "a", "--views", 0, "--template", "a {}.", "--template", "the {}!")
+    call("fit", photos, "-o", tmp_path / "a", "--crops", 0, "--template", "a {}.", "--template", "the {}!")
     assert description(tmp_path / "a")["templates"] == ["a {}.", "the {}!"]
     assert description(tmp_path / "a")["backbone"]["name"] == "tiny"
 
 
 def test_an_adapter_is_not_overwritten_without_force(photos, tmp_path):
     out = tmp_path / "a"
-    call("fit", photos, "-o", out, "--views", 0)
+    call("fit", photos, "-o", out, "--crops", 0)
     before = description(out)
-    assert "--force" in call("fit", photos, "-o", out, "--views", 0, "--seed", 1, code=5).stderr
+    assert "--force" in call("fit", photos, "-o", out, "--crops", 0, "--seed", 1, code=5).stderr
     assert description(out) == before
     (out / "adapter.json").write_text("damaged")
-    call("fit", photos, "-o", out, "--views", 0, "--seed", 1, "--force")
+    call("fit", photos, "-o", out, "--crops", 0, "--seed", 1, "--force")
     assert description(out)["config"]["seed"] == 1
 
 
@@ -230,8 +230,8 @@ def stop_after(passes, monkeypatch):
 
     save, saved = KalmanCLIP.save, []
 
-    def save_and_stop(self, folder):
-        save(self, folder)
+    def save_and_stop(self, folder, notes):
+        save(self, folder, notes)
         saved.append(folder)
         if len(saved) == passes:
             raise KeyboardInterrupt
@@ -385,7 +385,7 @@ def test_csv_parses_and_agrees_with_json(photos, adapters, preset):
 def test_uncertainty_averages_and_says_what_is_left_open(photos, adapters, preset):
     adapter = adapters[preset]
     rows = json.loads(call("predict", adapter, photos, "--json", "--uncertainty", "--top", 3).stdout)
-    averaged = KalmanCLIP.load(adapter).predict_distribution(photos)
+    averaged = KalmanCLIP.load(adapter).predict_full(photos)
     assert [row["probability"] for row in rows] == pytest.approx(averaged.confidence.tolist(), abs=1e-5)
     for row in rows:
         entropy = -sum(c["probability"] * math.log(max(c["probability"], 1e-12)) for c in row["top"])
@@ -440,7 +440,7 @@ def test_evaluate_agrees_with_the_estimator_and_draws(photos, adapters, tmp_path
     result = json.loads(call("evaluate", adapter, photos, "--json", "-o", picture).stdout)
     clf = KalmanCLIP.load(adapter)
     assert result["accuracy"] == pytest.approx(clf.score(photos))
-    assert result["zero_shot_accuracy"] == pytest.approx(KalmanCLIP().set_classes(clf.classes_).score(photos))
+    assert result["zero_shot_accuracy"] == pytest.approx(KalmanCLIP().set_classes(clf.class_names_).score(photos))
     assert [row["class"] for row in result["classes"]] == sorted(SHAPES)
     matrix = np.array(result["confusion_matrix"])
     assert matrix.sum(axis=1).tolist() == [3, 3, 3]
@@ -524,8 +524,8 @@ def test_info_describes_the_installation():
         (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "--epochs is about low-rank parameters"),
         (["fit", "{photos}", "-o", "{new}", "--rank", "3"], 2, "--rank is about low-rank parameters"),
         (["fit", "{photos}", "-o", "{new}", "--batch-size", "3"], 2, "--batch-size is about low-rank parameters"),
-        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--views", "3"], 2, "--views is about class residuals"),
-        (["fit", "{photos}", "-o", "{new}", "--views", "-1"], 2, "views must be a whole number"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--crops", "3"], 2, "--crops is about class residuals"),
+        (["fit", "{photos}", "-o", "{new}", "--crops", "-1"], 2, "views must be a whole number"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--epochs", "0"], 2, "epochs must be at least 1"),
         (["fit", "{photos}", "-o", "{new}", "--observation", "x"], 2, "cosine"),
         (["fit", "{photos}", "-o", "{new}", "--belief", "x"], 2, "diagonal"),

@@ -1,4 +1,4 @@
-"""What people see: results on stdout, everything else on stderr, plain text where there is no terminal."""
+"""Output for people: results on stdout, everything else on stderr, plain text where there is no terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from rich.text import Text
 _PIPE_WIDTH = 1000
 """Columns where no terminal sets a limit: whoever reads a pipe wants whole paths."""
 
-
 _muted = False
 
 
 def mute() -> None:
-    """Errors are all that is shown from now on: of several processes that do the same, one speaks."""
+    """Show nothing but errors from now on: of several processes that do the same, one prints."""
     global _muted
     _muted = True
 
 
 def console(stderr: bool = False, always: bool = False) -> Console:
-    """A console for stdout or stderr as they are now. File names are printed as they are, brackets and all."""
+    """Return a console for stdout or stderr as they are now. File names are printed as they are, brackets and all."""
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False, quiet=_muted and not always)
     if not made.is_terminal:
         made.width = _PIPE_WIDTH
@@ -36,28 +35,28 @@ def console(stderr: bool = False, always: bool = False) -> Console:
 
 
 def say(text: str | Text | Table = "", style: str | None = None) -> None:
-    """Prints a result to stdout."""
+    """Print a result to stdout."""
     # Lines of prose wrap; lines without spaces to break at (paths) are never cut.
     console().print(text, style=style, overflow="fold")
 
 
 def note(text: str) -> None:
-    """Prints a remark to stderr."""
+    """Print a remark to stderr."""
     console(stderr=True).print(text, style="yellow", soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """Prints an error to stderr."""
+    """Print an error to stderr."""
     console(stderr=True, always=True).print(Text(f"Error: {text}", style="bold red"), soft_wrap=True)
 
 
 def command_line(*words: str | Path) -> str:
-    """A command to type, quoted for the shell where it must be."""
+    """Return a command to type, quoted for the shell where it must be."""
     return shlex.join(["kalmanclip", *map(str, words)])
 
 
 def suggest(*lines: tuple[str, str]) -> None:
-    """Prints what to type next: pairs of a command and what it does."""
+    """Print what to type next: pairs of a command and what it does."""
     say()
     say("What next:")
     width = max(len(command) for command, _ in lines)
@@ -66,7 +65,7 @@ def suggest(*lines: tuple[str, str]) -> None:
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> None:
-    """Prints names and values, one per line."""
+    """Print names and values, one per line."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -76,7 +75,7 @@ def facts(rows: Iterable[tuple[str, Any]]) -> None:
 
 
 def listing(*columns: str, right: Iterable[str] = ()) -> Table:
-    """An empty table with these columns, those in ``right`` aligned to the right."""
+    """Return an empty table with these columns, those in ``right`` aligned to the right."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -84,17 +83,17 @@ def listing(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def percent(share: float | None) -> str:
-    """A share of one as people read it."""
+    """Return a share of one as people read it."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def some(names: list[str], limit: int = 8) -> str:
-    """The first few names."""
+    """Return the first few names."""
     return ", ".join(names[:limit]) + (f", and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def size_of(path: Path) -> str:
-    """The size of a file, or of all files in a folder."""
+    """Return the size of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file() and not f.is_symlink()]
     size = float(sum(f.stat().st_size for f in files))
     for unit in ("bytes", "kB", "MB"):
@@ -106,7 +105,7 @@ def size_of(path: Path) -> str:
 
 @contextmanager
 def bars(before: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars on stderr, one per stage; yields what to call with (stage, done, total). Pipes get none."""
+    """Show progress bars on stderr, one per stage; yields what to call with (stage, done, total). Pipes get none."""
     screen = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
@@ -122,10 +121,32 @@ def bars(before: str = "") -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A spinner on stderr while something has no measure of progress. Pipes get none."""
+    """Show a spinner on stderr while something has no measure of progress. Pipes get none."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield
         return
     with screen.status(text):
         yield
+
+
+def fit_facts(diagnostics: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a fit has found (`KalmanCLIP.diagnostics_`) as rows for `facts`."""
+    rows = []
+    if "steps" in diagnostics:
+        rows.append(("steps", f"{diagnostics['steps']}, of which {diagnostics['skipped']} skipped"))
+    if "mean_regulation" in diagnostics:
+        rows.append(("mean lambda", f"{diagnostics['mean_regulation']:.3f} (1: no batch surprised the filter)"))
+    if "prior_std" in diagnostics:
+        std, likelihood = diagnostics["prior_std"], diagnostics["held_out_log_likelihood"]
+        chosen = "with one image per class there is nothing to choose it by"
+        if likelihood:
+            chosen = f"chosen among {len(likelihood)} on held-out training images"
+        elif diagnostics["given_prior_std"] is not None:
+            chosen = "as given"
+        rows.append(("prior std", f"{std:.2f} of a similarity ({chosen})"))
+        if likelihood:
+            best = likelihood[min(likelihood, key=lambda candidate: abs(candidate - std))]
+            rows.append(("held out", f"log-likelihood {best:.2f} per image"))
+        rows.append(("text's share", f"{percent(diagnostics['gain'])} of what it is zero-shot"))
+    return rows

@@ -1,4 +1,4 @@
-"""Pictures for people: confusion matrices, curves about certainty, predictions with their uncertainty."""
+"""Plots: confusion matrices, reliability and risk-coverage curves, predictions with their uncertainty."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kalmanclip.metrics import ReliabilityBin, RiskCoverage
 RIGHT, WRONG = "#2a7d4f", "#c0392b"
 
 
-class Prediction(NamedTuple):
-    """One image and what was said of it; ``lead`` as in `kalmanclip.metrics.standardized_margin`."""
+class Example(NamedTuple):
+    """One image and its prediction; ``lead`` as in `kalmanclip.metrics`."""
 
     image: np.ndarray
     truth: str
@@ -30,8 +30,8 @@ class Prediction(NamedTuple):
     lead: float
 
 
-def check_picture_path(path: Path) -> None:
-    """Refuses, before the work, a place or a format that a picture cannot be written to."""
+def check_plot_path(path: Path) -> None:
+    """Refuse, before the work, a place or a format that a plot cannot be written to."""
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
         raise ConfigError(f"{path} must end in a picture format: .{', .'.join(sorted(formats))}.")
@@ -45,7 +45,7 @@ def check_picture_path(path: Path) -> None:
 
 
 def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Draws a confusion matrix (C, C), shaded by the share of each true class, with counts where they fit."""
+    """Draw a confusion matrix (C, C), shaded by the share of each true class, with counts where they fit."""
     C = len(names)
     cell = min(0.6, 4 / C + 0.15)  # inches: cells shrink as they become many
     side = 2.5 + max(2.0, cell * C)
@@ -72,7 +72,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
 
 
 def draw_reliability(path: Path, rows: Sequence[ReliabilityBin], error: float) -> None:
-    """Draws accuracy against confidence, bin by bin, over how many images each bin has; ``error`` is the ECE."""
+    """Draw accuracy against confidence, bin by bin, over how many images each bin has; ``error`` is the ECE."""
     figure = Figure(figsize=(4.5, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[4, 1], sharex=True)
     width = rows[0].upper - rows[0].lower
@@ -90,7 +90,7 @@ def draw_reliability(path: Path, rows: Sequence[ReliabilityBin], error: float) -
 
 
 def draw_risk_coverage(path: Path, curve: RiskCoverage, area: float) -> None:
-    """Draws the share of wrong answers if only the surest are given, and how low it could be; ``area`` is the AURC."""
+    """Draw the share of wrong answers if only the surest are given, and how low it could be; ``area`` is the AURC."""
     figure = Figure(figsize=(4.5, 4), layout="constrained")
     axes = figure.add_subplot()
     errors = curve.risk[-1]
@@ -104,8 +104,8 @@ def draw_risk_coverage(path: Path, curve: RiskCoverage, area: float) -> None:
     _save(figure, path)
 
 
-def draw_predictions(path: Path, predictions: Sequence[Prediction], columns: int = 5) -> None:
-    """Draws images in a grid, each with its predicted class, its probability and a bar for how sure it is."""
+def draw_predictions(path: Path, predictions: Sequence[Example], columns: int = 5) -> None:
+    """Draw images in a grid, each with its predicted class, its probability and a bar for how sure it is."""
     rows = -(-len(predictions) // columns)
     figure = Figure(figsize=(1.7 * columns, 2.3 * rows + 0.6), layout="constrained")
     figure.suptitle(
@@ -122,7 +122,7 @@ def draw_predictions(path: Path, predictions: Sequence[Prediction], columns: int
     _save(figure, path)
 
 
-def _draw_prediction(picture: Any, bar: Any, p: Prediction, longest: float) -> None:
+def _draw_prediction(picture: Any, bar: Any, p: Example, longest: float) -> None:
     right = p.predicted == p.truth
     colour = RIGHT if right else WRONG
     picture.axis("on")

@@ -84,18 +84,18 @@ def noise(tmp_path_factory):
 
 
 def test_unknown_images_are_told_apart(adapter, shapes, noise):
-    words = [adapter, shapes, "--unknown", noise, "--unknown", f"same={shapes}", "--false-alarms", "0.2"]
+    words = [adapter, shapes, "--unknown", f"{noise},same={shapes}", "--false-alarms", "0.2"]
     result = json.loads(call(*words, "--json").stdout)
     clf = KalmanCLIP.load(adapter)
-    known, other = (clf.familiarity(folder) for folder in (shapes, noise))
+    known, other = (-clf.ood_score(folder) for folder in (shapes, noise))
     first, second = result["unknown"]
     assert (first["name"], first["images"], second["name"]) == ("noise", 6, "same")
     assert first["auroc"] == pytest.approx(detection_auroc(known, other))
     assert first["auroc"] > 0.9
     assert second["auroc"] == pytest.approx(0.5)
     assert 0 <= first["mcm_auroc"] <= 1
-    assert first["flagged"] == pytest.approx(clf.unknown(noise, 0.2).mean())
-    assert result["false_alarms"] == {"asked_for": 0.2, "found": pytest.approx(clf.unknown(shapes, 0.2).mean())}
+    assert first["flagged"] == pytest.approx(clf.is_ood(noise, 0.2).mean())
+    assert result["false_alarms"] == {"asked_for": 0.2, "found": pytest.approx(clf.is_ood(shapes, 0.2).mean())}
     text = call(*words).stdout
     for part in ("false alarms", "AUROC", "FPR95", "flagged", "MCM", "noise"):
         assert part in text
@@ -151,7 +151,7 @@ def test_all_is_every_corruption_of_imagenet_c():
         (["{some}", "x={some}", "--pictures", "x"], 2, "one set of images"),
         (["{some}", "--unknown", "no/where"], 3, "no/where"),
         (["{some}", "--unknown", "{some}", "--unknown", "{some}"], 2, "Two folders of unknown images"),
-        (["{some}", "--unknown", "{some}", "--false-alarms", "5"], 2, "between 0 and 1"),
+        (["{some}", "--unknown", "{some}", "--false-alarms", "5"], 2, "above 0 and below 1"),
         (["{some}", "--corruption", "rain:3"], 2, "There is no corruption 'rain'"),
         (["{some}", "--corruption", "fog:6"], 2, "from 1 (weak) to 5"),
         (["eurosta"], 2, "Did you mean eurosat"),

@@ -1,4 +1,4 @@
-"""The doors of the page's server: Gradio has many, and the page needs few. All others are shut.
+"""Middleware of the page's server: of Gradio's many routes only those that the page needs are served.
 
 What a browser must be able to fetch is the page, its scripts and styles, and the queue; pictures travel inside answers,
 so that no file is ever served by its path. Requests that another website makes in the name of the person at the
@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kalmanclip.app.uploads import is_upload
+from kalmanclip.app.images import is_upload
 
 _API = "/gradio_api"
 _EVENTS = f"{_API}/queue/join"
@@ -42,11 +42,11 @@ _HEADERS = {
 }
 
 
-class Doors:
-    """Lets through what the page needs.
+class RequestFilter:
+    """Let through the requests that the page needs.
 
     Args:
-        app: behind the doors.
+        app: what answers them.
         uploads: the folder of all uploads.
         local: whether only this computer is served; then the address must be one of its own.
     """
@@ -55,7 +55,7 @@ class Doors:
         self.app, self.uploads, self.local = app, uploads, local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or has it answered."""
+        """Answer one request, or have it answered."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -110,7 +110,7 @@ class Doors:
 
 
 async def _body(receive: Receive) -> bytes:
-    """The body of a request; of one that is too long to be an event, nothing."""
+    """Return the body of a request; of one that is too long to be an event, nothing."""
     body = b""
     while True:
         message = await receive()
@@ -122,7 +122,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What gives a body that was read already, and then whatever comes."""
+    """Return what gives a body that was read already, and then whatever comes."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def give() -> Message:
@@ -132,7 +132,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address is this computer's own."""
+    """Tell whether a host name or address is this computer's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

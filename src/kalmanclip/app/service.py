@@ -1,28 +1,86 @@
-"""An adapter that several people use at once: it answers, learns, and is saved when somebody says so."""
+"""One adapter that several people use at once: it answers, learns, and is saved when somebody says so."""
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kalmanclip.adapter import read_description
-from kalmanclip.app.answers import Answer, answer
-from kalmanclip.app.gallery import Gallery
-from kalmanclip.app.limits import MAX_PICTURES, Upload
-from kalmanclip.config import flatten, to_dict
+from kalmanclip.app.images import MAX_PICTURES, Gallery, Upload
 from kalmanclip.data import LabelledImages, class_name_from_folder
 from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.estimator import KalmanCLIP
 from kalmanclip.metrics import ReliabilityBin, expected_calibration_error, reliability_table
+from kalmanclip.prediction import LogitGaussian, Prediction
+from kalmanclip.prediction.conformal import images_needed
+
+CHOICES = 5
+"""Classes that are shown, the most probable first."""
+
+NEIGHBOURS = 6
+"""Training pictures that are shown."""
+
+RANGE = 0.9
+"""Share of the belief in which a probability stays within its range."""
+
+COVERAGE = 0.9
+"""With which the set of classes holds the right one."""
+
+_DRAWS = 512
+
 
 MAX_NAME = 80
 """Characters of a class name: longer ones do not fit into a prompt."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A class, its probability, and the range in which `RANGE` of the belief has it."""
+
+    name: str
+    probability: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A training picture: its name, class, cosine similarity, and a preview where there is one."""
+
+    name: str
+    class_name: str
+    similarity: float
+    preview: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said about one picture.
+
+    Attributes:
+        choices: the most probable classes.
+        picture: share of what a pure guess leaves open that the picture itself leaves open, in 0..1.
+        training: share that the few training pictures leave open.
+        unknown: whether it looks like nothing that was learned; None: the adapter cannot tell.
+        among: the classes that hold the right one with probability `COVERAGE`; None: it was not calibrated for that.
+        neighbours: the most similar training pictures.
+    """
+
+    choices: tuple[Choice, ...]
+    picture: float
+    training: float
+    unknown: bool | None
+    among: tuple[str, ...] | None
+    neighbours: tuple[Neighbour, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +132,7 @@ class About:
     read_only: bool
 
 
-class LiveAdapter:
+class AdapterService:
     """One adapter, and one lock around its belief.
 
     Args:
@@ -100,12 +158,12 @@ class LiveAdapter:
         self._measured = self._measured_saved = self._measure()
 
     def look(self, image: Upload) -> Answer:
-        """What is said about a picture."""
+        """Return what is said about a picture."""
         with self._lock:
             return answer(self._classifier, image, self._gallery)
 
     def learn(self, images: Sequence[Upload], class_name: str) -> Lesson:
-        """Goes on learning, in memory; a class that is not known is added.
+        """Go on learning, in memory; a class that is not known is added.
 
         Raises:
             DataError: there are no pictures, too many, or no class.
@@ -116,7 +174,7 @@ class LiveAdapter:
             raise DataError(f"{len(images)} pictures are too many at once; give at most {MAX_PICTURES}.")
         name = _class_name(class_name)
         with self._lock:
-            classes = {name_key(known): known for known in self._classifier.classes_}
+            classes = {name_key(known): known for known in self._classifier.class_names_}
             new = name_key(name) not in classes
             name = classes.get(name_key(name), name)
             named = [Upload(image.image, f"{name}/{image.name}") for image in images]
@@ -129,7 +187,7 @@ class LiveAdapter:
             return Lesson(name, len(named), before, self._recognised(named, name), new, both)
 
     def save(self) -> None:
-        """Writes the adapter to the folder it came from, completely or not at all.
+        """Write the adapter to the folder it came from, completely or not at all.
 
         Raises:
             ConfigError: it may only be read.
@@ -147,55 +205,55 @@ class LiveAdapter:
             self._saved, self._unsaved, self._measured_saved = _state_on_disk(self._folder), 0, self._measured
 
     def go_back(self) -> None:
-        """Forgets what was learned since the adapter was last saved."""
+        """Forget what was learned since the adapter was last saved."""
         with self._lock:
             saved = _state_on_disk(self._folder)
-            self._classifier = KalmanCLIP.load(self._folder, self._classifier.backbone)
+            self._classifier = KalmanCLIP.load(self._folder, self._classifier.backbone_)
             if saved != self._saved:  # somebody else has saved another state
                 names = [] if self._test is None else list(self._test.class_names)
-                if self._classifier.classes_[: len(names)] != names:
+                if self._classifier.class_names_[: len(names)] != names:
                     self._test = None  # its labels count other classes
                 self._measured_saved = self._measure()
             self._saved, self._unsaved, self._measured = saved, 0, self._measured_saved
 
     def about(self) -> About:
-        """What the adapter is now."""
+        """Return what the adapter is now."""
         with self._lock:
-            method = self._classifier.method
-            options = flatten(to_dict(method.config))
+            classifier = self._classifier
             return About(
                 folder=self._folder.resolve().name,
-                backbone=method.backbone.name,
-                prompts=tuple(method.templates),
+                backbone=classifier.backbone_.name,
+                prompts=tuple(classifier.templates),
                 counts=self._counts(),
-                options=options,
-                calibration=0 if method.calibration is None else len(method.calibration),
+                options=classifier.options_,
+                calibration=0 if classifier.calibration_ is None else len(classifier.calibration_),
                 measured=self._measured,
                 unsaved=self._unsaved,
                 read_only=self._read_only,
             )
 
     def _counts(self) -> dict[str, int | None]:
-        names, known = self._classifier.classes_, self._classifier.method.training_images
-        if known is None:
+        names, training = self._classifier.class_names_, self._classifier.training_images_
+        if training is None:
             return dict.fromkeys(names)
-        counts = known.labels.bincount(minlength=len(names)).tolist()
-        return dict(zip(names, counts, strict=True))
+        counts = Counter(training[1])
+        return {name: counts[label] for label, name in enumerate(names)}
 
     def _recognised(self, images: Sequence[Upload], class_name: str) -> int:
-        return int((self._classifier.predict(images) == class_name).sum())
+        label = self._classifier.class_names_.index(class_name) if class_name in self._classifier.class_names_ else -1
+        return int((self._classifier.predict_proba(images).argmax(axis=1) == label).sum())
 
     def _keep_previews(self, images: Sequence[Upload]) -> None:
-        """The last training pictures are these; their files are gone, so their previews are kept."""
-        known = self._classifier.method.training_images
-        if known is not None:
-            for position, image in enumerate(images, start=len(known.names) - len(images)):
+        """Keep previews of the last training pictures: their files are gone."""
+        training = self._classifier.training_images_
+        if training is not None:
+            for position, image in enumerate(images, start=len(training[0]) - len(images)):
                 self._gallery.add(position, image.name, image.image)
 
     def _measure(self) -> Measured | None:
         if self._test is None:
             return None
-        probabilities = self._classifier.predict_distribution(self._test.sources).probabilities.numpy()
+        probabilities = self._classifier.predict_full(self._test.sources).probabilities.numpy()
         labels = np.array(self._test.labels)
         return Measured(
             images=len(labels),
@@ -206,7 +264,7 @@ class LiveAdapter:
 
 
 def _class_name(given: str) -> str:
-    """As prompts have it."""
+    """Return a class name as prompts have it."""
     name = class_name_from_folder(given)
     if not name or not name.isprintable():
         raise DataError("Say which class the pictures show: choose one, or type the name of a new one.")
@@ -216,5 +274,41 @@ def _class_name(given: str) -> str:
 
 
 def _state_on_disk(folder: Path) -> str:
-    """What tells one saved state of an adapter from another."""
+    """Return what tells one saved state of an adapter from another."""
     return str(read_description(folder)["tensors"]["sha256"])
+
+
+def answer(classifier: KalmanCLIP, image: Upload, gallery: Gallery) -> Answer:
+    """Return all there is to say about a picture, from one pass over it."""
+    calibration = classifier.calibration_
+    calibrated = calibration is not None and len(calibration) >= images_needed(COVERAGE)
+    found = classifier.predict_full([image], coverage=COVERAGE if calibrated else None, neighbors=NEIGHBOURS)
+    guess = math.log(max(2, len(found.class_names)))
+    return Answer(
+        choices=_choices(found),
+        picture=float(found.aleatoric[0]) / guess,
+        training=float(found.epistemic[0]) / guess,
+        unknown=None if found.is_ood is None else bool(found.is_ood[0]),
+        among=None if found.sets is None else tuple(found.sets[0]),
+        neighbours=_neighbours(classifier, found, gallery),
+    )
+
+
+def _choices(prediction: Prediction) -> tuple[Choice, ...]:
+    draws = LogitGaussian(prediction.mean, prediction.std.square()).draws(_DRAWS).softmax(dim=2)[:, 0].double()
+    ends = torch.tensor([(1 - RANGE) / 2, (1 + RANGE) / 2], dtype=torch.float64)
+    p, (low, high) = prediction.probabilities[0].double(), draws.quantile(ends, dim=0)
+    low, high = torch.minimum(low, p), torch.maximum(high, p)  # the mean of a skewed distribution may lie outside
+    best = p.argsort(descending=True)[:CHOICES].tolist()
+    return tuple(Choice(prediction.class_names[c], float(p[c]), float(low[c]), float(high[c])) for c in best)
+
+
+def _neighbours(classifier: KalmanCLIP, found: Prediction, gallery: Gallery) -> tuple[Neighbour, ...]:
+    if found.neighbors is None or classifier.training_images_ is None:
+        return ()
+    names, labels = classifier.training_images_
+    nearest = zip(*(column[0].tolist() for column in found.neighbors), strict=True)
+    return tuple(
+        Neighbour(names[i], found.class_names[labels[i]], similarity, gallery.show(i, names[i]))
+        for similarity, i in nearest
+    )

@@ -1,4 +1,4 @@
-"""What surrounds every command: a quiet screen, errors in one line, exit codes."""
+"""Errors of commands: one line on stderr and an exit code; quiet libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from kalmanclip.cli.screen import complain, note
+from kalmanclip.cli.console import complain, note
 from kalmanclip.errors import KalmanClipError
 from kalmanclip.process import prepare_process
 
@@ -22,13 +22,13 @@ _debug = False
 
 
 def set_debug(wanted: bool) -> None:
-    """Whether errors come with their traceback, and libraries may warn and log."""
+    """Set whether errors come with their traceback, and libraries may warn and log."""
     global _debug
     _debug = wanted
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with errors turned into one line on stderr and an exit code."""
+    """Return the command with errors turned into one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -67,7 +67,7 @@ def _give_up(message: str, code: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the chatter of libraries off the screen, and their threads and memory in order."""
+    """Keep the messages of libraries off the screen, and their threads and memory in order."""
     prepare_process()  # no command has imported torch yet
     if _debug:
         yield
