@@ -14,13 +14,14 @@ from kalmanclip.data import read_folder
 from kalmanclip.encoders import LowRankConfig, load_backbone
 from kalmanclip.errors import AdapterError, ConfigError, DataError, ImageError
 from kalmanclip.estimator import make_config
-from kalmanclip.methods import PRESETS, ClassConfig, KalmanConfig
+from kalmanclip.methods import PRESETS, ClassResidualsConfig, JointConfig, KalmanConfig
 
 HEAD = {"batch_size": 4, "low_rank.rank": 2}
 OPTIONS = {"preset": "head", "epochs": 2, "options": HEAD}
-RESIDUALS = {"classes": ClassConfig(views=2, prior_std=0.15)}  # given: the search for it takes most of a small fit
-BOTH = {**HEAD, **RESIDUALS, "parameters": ("low_rank", "classes")}
-KINDS = {"default": {"options": RESIDUALS}, "head": OPTIONS, "both": {**OPTIONS, "options": BOTH}}
+RESIDUALS = {"prior_std": 0.15, "options": {"crops": 2}}  # given: the search for it takes most of a small fit
+SMALL = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
+BOTH = {"config": JointConfig(SMALL, ClassResidualsConfig(crops=2, prior_std=0.15))}
+KINDS = {"default": RESIDUALS, "head": OPTIONS, "both": BOTH}
 """What is learned: class residuals, low-rank parameters, or one after the other."""
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
@@ -46,13 +47,7 @@ def options(fitted, fits):
 def learned(clf):
     """All that a fit has found, as named tensors."""
     method = clf.method_
-    found = {"theta": method.encoder.theta}
-    if method.filter is not None:
-        found |= {f"belief.{k}": v for k, v in method.filter.belief.state_dict().items()}
-        found |= {f"noise.{k}": v for k, v in method.filter.noise.state_dict().items()}
-    if method.classes is not None and method.classes.belief is not None:
-        found |= {f"classes.{k}": v for k, v in method.classes.state_dict().items()}
-    return found
+    return {"theta": method.encoder.theta} | method.state_dict().tensors
 
 
 def same(one, other):
@@ -118,8 +113,8 @@ def test_save_load_continue_equals_an_uninterrupted_run(tiny, shapes, tmp_path):
 @pytest.mark.parametrize("kind", ["default", "both"])
 def test_class_residuals_are_saved_to_the_last_digit(tiny, shapes, tmp_path, kind, prior_std):
     """What comes after, uncertainty and more learning, is the same too."""
-    residuals = {"classes": ClassConfig(views=2, prior_std=prior_std)}
-    whole = KalmanCLIP(tiny, **KINDS[kind] | {"options": KINDS[kind]["options"] | residuals}).fit(shapes)
+    residuals = ClassResidualsConfig(crops=2, prior_std=prior_std)
+    whole = KalmanCLIP(tiny, residuals if kind == "default" else JointConfig(SMALL, residuals)).fit(shapes)
     whole.save(tmp_path / "half")
     resumed = KalmanCLIP.load(tmp_path / "half", tiny)
     assert same(resumed, whole)
@@ -142,9 +137,9 @@ def test_a_fit_of_both_that_stops_after_a_pass_is_loaded_and_finished(tiny, shap
     clf = KalmanCLIP(tiny, **KINDS["both"])
     with pytest.raises(Stop):
         clf.fit(shapes, after_epoch=save_and_stop)
-    assert clf.method_.classes.belief is None  # their turn comes after the last pass
+    assert clf.method_.residuals.belief is None  # their turn comes after the last pass
     half = KalmanCLIP.load(tmp_path / "half", tiny)
-    assert half.method_.filter.steps == 4
+    assert half.method_.kalman.filter.steps == 4
     assert np.array_equal(half.predict_proba(shapes), clf.predict_proba(shapes))
     assert torch.equal(half.predict_full(shapes).std, clf.predict_full(shapes).std)
     half.partial_fit(shapes, epochs=1)
@@ -187,7 +182,7 @@ def test_residuals_stay_with_their_classes(fits, shapes, tiny):
     after = clf.method_.logits(images)
     assert torch.allclose(after[:, [0, 2]], before[:, [2, 0]], atol=1e-4)
     untouched = KalmanCLIP(tiny).set_classes(["elephant"]).method_.logits(images)
-    gain = clf.method_.classes.belief.gain
+    gain = clf.method_.residuals.belief.gain
     assert torch.allclose(after[:, 1:2], gain * untouched, atol=1e-3)
     std = clf.predict_full(images).std
     assert (std[:, 1] > std[:, 0]).all()  # of the elephant it has seen nothing
@@ -327,7 +322,7 @@ def damage(folder, how):
         ("json gone", "not an adapter folder"),
         ({"format": "other"}, "does not describe"),
         ({"version": 99}, "format version 99"),
-        ({"version": 1}, "format version 1; this kalmanclip reads version 2.*fit again"),
+        ({"version": 1}, "format version 1; this kalmanclip reads version 3.*fit again"),
         ({"config": {"colour": 3}}, "Unknown option 'colour'"),
         ({"tensors": {"file": "../elsewhere.safetensors", "sha256": ""}}, "missing"),
         ({"backbone": {"name": "tiny", "hash": "0" * 64}}, "was made for backbone 'tiny'"),
@@ -346,11 +341,11 @@ def test_an_adapter_for_another_backbone(fitted, tmp_path):
         KalmanCLIP.load(folder, "tiny:random")
 
 
-@pytest.mark.parametrize("change", [{"parameters": ["low_rank"]}, {"parameters": ["low_rank", "classes"]}])
-def test_tensors_of_other_parameters_than_described(fits, tiny, tmp_path, change):
+@pytest.mark.parametrize("method", ["kalman", "joint"])
+def test_tensors_of_other_parameters_than_described(fits, tiny, tmp_path, method):
     folder = fits["default"].save(tmp_path / "x")
     content = json.loads((folder / "adapter.json").read_text())
-    content["config"].update(change)
+    content |= {"method": method, "config": {}}
     (folder / "adapter.json").write_text(json.dumps(content))
     with pytest.raises(AdapterError, match="is damaged"):
         KalmanCLIP.load(folder, tiny)
@@ -367,9 +362,9 @@ def test_tensors_of_other_classes_than_described(fits, tiny, tmp_path, change):
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("default", {"classes.mean", "classes.root", "classes.gram", "classes.gain"}),
+        ("default", {"residuals.mean", "residuals.root", "residuals.gram", "residuals.gain"}),
         ("head", {"belief.mean", "belief.s"}),
-        ("both", {"belief.mean", "belief.s", "classes.mean"}),
+        ("both", {"belief.mean", "belief.s", "residuals.mean"}),
     ],
 )
 def test_nothing_in_the_files_executes(fits, tmp_path, kind, names):
@@ -435,7 +430,7 @@ def test_odd_images_give_the_result_of_their_plain_twin(fitted, shapes, tmp_path
 
 
 def test_config_and_single_options_combine(tiny):
-    config = KalmanConfig(("low_rank",), epochs=7, seed=3)
+    config = KalmanConfig(epochs=7, seed=3)
     clf = KalmanCLIP(tiny, config, seed=4).set_classes(["a", "b"])
     assert (clf.config_.epochs, clf.config_.seed, clf.config) == (7, 4, config)
     with pytest.raises(ConfigError, match="either config or preset"):
@@ -443,10 +438,11 @@ def test_config_and_single_options_combine(tiny):
 
 
 def test_presets_and_single_options_combine(tiny):
-    assert make_config() == KalmanConfig()
+    assert make_config() == ClassResidualsConfig()
     config = make_config("paper", options={"epochs": 7})
-    assert (config.parameters, config.observation, config.epochs) == (("low_rank",), "contrastive", 7)
-    assert make_config(options={"prior_std": 0.1}).classes.prior_std == 0.1
+    assert (config.observation, config.epochs) == ("contrastive", 7)
+    assert make_config(options={"prior_std": 0.1, "alpha": 0.5}) == ClassResidualsConfig(prior_std=0.1, alpha=0.5)
+    assert make_config("head", options={"alpha": 0.5}).filter.alpha == 0.5
     assert make_config("head", options={"prior_std": 0.1}).prior_std == 0.1
     nested = make_config("head", options={"noise": {"beta": 0.5}, "noise.method": 1})
     assert (nested.noise.beta, nested.noise.method) == (0.5, 1)
@@ -454,12 +450,11 @@ def test_presets_and_single_options_combine(tiny):
         KalmanCLIP(tiny, preset="peper").set_classes(["a", "b"])
 
 
-def test_options_without_effect_are_refused(tiny):
-    with pytest.raises(ConfigError, match=r"epochs is about low-rank parameters.*head"):
+def test_options_of_another_method_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"Unknown option 'epochs' of the method 'class_residuals'.*presets head"):
         KalmanCLIP(tiny, epochs=3).set_classes(["a", "b"])
-    with pytest.raises(ConfigError, match="is about class residuals"):
-        make_config("head", options={"classes": ClassConfig()})
-    assert make_config(options={"parameters": ("low_rank",), "epochs": 3}).epochs == 3
+    with pytest.raises(ConfigError, match=r"Unknown option 'crops' of the method 'kalman'.*presets default"):
+        make_config("head", options={"crops": 2})
 
 
 def test_shots(tiny, shapes):

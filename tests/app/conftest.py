@@ -33,7 +33,7 @@ def unseen(tmp_path_factory):
 def fitted(tiny, learned, tmp_path_factory):
     """The folder of an adapter; not to be written to."""
     folder = tmp_path_factory.mktemp("fitted") / "shapes.adapter"
-    return KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 1}).fit(learned, calibrate=4).save(folder)
+    return KalmanCLIP(tiny, prior_std=0.15, options={"crops": 1}).fit(learned, calibrate=4).save(folder)
 
 
 @pytest.fixture

@@ -96,9 +96,9 @@ def test_unknown_pictures_are_called_so(classifier):
 def test_a_list_of_classes_where_it_was_calibrated(classifier, tiny, shapes):
     image = shape("triangle")
     assert list(answer(classifier, image, Gallery()).among) == classifier.predict_sets([image], 0.9)[0]
-    bare = KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 0}).fit(shapes)
+    bare = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes)
     assert answer(bare, image, Gallery()).among is None
-    few = KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 0}).fit(shapes, calibrate=1)
+    few = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes, calibrate=1)
     assert answer(few, image, Gallery()).among is None  # three pictures cannot promise 90 %
 
 

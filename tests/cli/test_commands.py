@@ -138,12 +138,12 @@ def test_fit_summarises_and_says_what_next(photos, tmp_path, options, says):
 
 
 def test_options_left_out_are_the_dataclasses_own(adapters):
-    from kalmanclip.config import from_dict
-    from kalmanclip.methods import ClassConfig, KalmanConfig
+    from kalmanclip.adapter import read_config
+    from kalmanclip.methods import ClassResidualsConfig, KalmanConfig
 
-    found = {name: from_dict(KalmanConfig, description(folder)["config"]) for name, folder in adapters.items()}
-    assert found["default"] == KalmanConfig(classes=ClassConfig(views=2))
-    assert found["head"] == KalmanConfig(parameters=("low_rank",), epochs=2)
+    found = {name: read_config(description(folder)) for name, folder in adapters.items()}
+    assert found["default"] == ClassResidualsConfig(crops=2)
+    assert found["head"] == KalmanConfig(epochs=2)
 
 
 @pytest.mark.parametrize("how", ["flag", "file"])
@@ -152,19 +152,20 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
     options.write_text('{"low_rank": {"rank": 2}}' if how == "flag" else '{"preset": "paper", "low_rank": {"rank": 2}}')
     flags = ("--preset", "paper") if how == "flag" else ()
     call("fit", photos, "-o", tmp_path / "a", "--config", options, *flags, "--epochs", 1, "--prior-std", 0.2)
-    config = description(tmp_path / "a")["config"]
-    assert (config["parameters"], config["observation"], config["epochs"]) == (["low_rank"], "contrastive", 1)
+    found = description(tmp_path / "a")
+    config = found["config"]
+    assert (found["method"], config["observation"], config["epochs"]) == ("kalman", "contrastive", 1)
     assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
 
 
 def test_prior_std_is_about_what_is_learned(photos, tmp_path):
     call("fit", photos, "-o", tmp_path / "a", "--prior-std", 0.2, "--crops", 0)
     config = description(tmp_path / "a")["config"]
-    assert (config["classes"]["prior_std"], config["classes"]["views"], config["prior_std"]) == (0.2, 0, 0.3)
-    assert float(tensors(tmp_path / "a")["classes.strength"]) == pytest.approx(25)
+    assert (config["prior_std"], config["crops"]) == (0.2, 0)
+    assert float(tensors(tmp_path / "a")["residuals.strength"]) == pytest.approx(25)
     call("fit", photos, "-o", tmp_path / "b", *HEAD, "--prior-std", 0.2)
     config = description(tmp_path / "b")["config"]
-    assert (config["prior_std"], config["classes"]["prior_std"]) == (0.2, None)
+    assert config["prior_std"] == 0.2
 
 
 def test_flags_win_over_the_file_and_leave_the_rest_of_a_group_alone(photos, tmp_path):
@@ -239,11 +240,12 @@ def stop_after(passes, monkeypatch):
     monkeypatch.setattr(KalmanCLIP, "save", save_and_stop)
 
 
-@pytest.mark.parametrize("parameters", [["low_rank"], ["low_rank", "classes"]], ids="+".join)
-def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch, parameters):
+@pytest.mark.parametrize("preset", ["head", "joint"])
+def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch, preset):
     file = tmp_path / "options.json"
-    file.write_text(json.dumps({"parameters": parameters}))
-    options = ("--epochs", 4, "--shots", 2, "--seed", 5, "--template", "a {}.", "--batch-size", 4, "--config", file)
+    filtered = {"epochs": 4, "batch_size": 4}
+    file.write_text(json.dumps(filtered if preset == "head" else {"kalman": filtered}))
+    options = ("--preset", preset, "--shots", 2, "--seed", 5, "--template", "a {}.", "--config", file)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("fit", photos, "-o", whole, *options)
     with monkeypatch.context() as patch:
@@ -282,7 +284,7 @@ def test_resuming_something_else_is_refused(photos, tmp_path, monkeypatch):
     for number in range(3):
         draw_shape(other / "triangle" / f"{number}.jpg", 3, number)
     assert "images" in call("fit", other, "-o", out, "--resume", code=3).stderr
-    for preset, differs in (("default", "parameters"), ("paper", "low_rank.placement")):
+    for preset, differs in (("default", "method"), ("paper", "low_rank.placement")):
         assert f"({differs} was" in call("fit", photos, "-o", out, "--resume", "--preset", preset, code=2).stderr
     # the same options may be repeated
     call("fit", photos, "-o", out, "--resume", "--preset", "head", "--epochs", 3, "--shots", 2)
@@ -495,10 +497,9 @@ def test_info_describes_an_adapter_even_without_its_backbone(adapters, tmp_path,
     text = call("info", adapter).stdout
     assert "tiny" in text
     assert "circle, square, triangle" in text
-    # options that had no effect would only puzzle
     assert ("noise.beta" in text, "epochs" in text, "filter.q" in text) == (preset == "head",) * 3
-    assert ("classes.views" in text) == (preset == "default")
-    assert re.search(r"filter\.alpha +0\.1", text)
+    assert ("crops" in text) == (preset == "default")
+    assert re.search(r"alpha +0\.1", text)
     assert re.search(says, text)
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -521,15 +522,15 @@ def test_info_describes_the_installation():
     [
         (["fit", "{photos}"], 2, "--output"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "x"], 2, "default, head, paper, paper-literal"),
-        (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "--epochs is about low-rank parameters"),
-        (["fit", "{photos}", "-o", "{new}", "--rank", "3"], 2, "--rank is about low-rank parameters"),
-        (["fit", "{photos}", "-o", "{new}", "--batch-size", "3"], 2, "--batch-size is about low-rank parameters"),
-        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--crops", "3"], 2, "--crops is about class residuals"),
-        (["fit", "{photos}", "-o", "{new}", "--crops", "-1"], 2, "views must be a whole number"),
+        (["fit", "{photos}", "-o", "{new}", "--epochs", "3"], 2, "Unknown option '--epochs'"),
+        (["fit", "{photos}", "-o", "{new}", "--rank", "3"], 2, "Unknown option '--rank'"),
+        (["fit", "{photos}", "-o", "{new}", "--batch-size", "3"], 2, "Unknown option '--batch-size'"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--crops", "3"], 2, "Unknown option '--crops'"),
+        (["fit", "{photos}", "-o", "{new}", "--crops", "-1"], 2, "crops must be a whole number"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--epochs", "0"], 2, "epochs must be at least 1"),
-        (["fit", "{photos}", "-o", "{new}", "--observation", "x"], 2, "cosine"),
-        (["fit", "{photos}", "-o", "{new}", "--belief", "x"], 2, "diagonal"),
-        (["fit", "{photos}", "-o", "{new}", "--placement", "x"], 2, "towers"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--observation", "x"], 2, "cosine"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--belief", "x"], 2, "diagonal"),
+        (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--placement", "x"], 2, "towers"),
         (["fit", "{photos}", "-o", "{new}", "--template", "no hole"], 2, "{}"),
         (["fit", "{photos}", "-o", "{new}", "--config", "options.yaml"], 2, "JSON"),
         (["fit", "{photos}", "-o", "{new}", "--config", "gone.json"], 2, "gone.json"),

@@ -42,8 +42,8 @@ def records(folder):
 def words(split_shapes, tmp_path_factory):
     """A comparison of twelve short runs, without its output."""
     config = tmp_path_factory.mktemp("config") / "short.json"
-    config.write_text(json.dumps({"kalman": {"classes": {"views": 2}}, "gda": {"views": 2}}))
-    methods = ["--methods", "zero_shot,gda,kalman"]
+    config.write_text(json.dumps({"class_residuals": {"crops": 2}, "gda": {"crops": 2}}))
+    methods = ["--methods", "zero_shot,gda,class_residuals"]
     return [
         "--data",
         str(split_shapes),
@@ -256,7 +256,7 @@ def test_a_failing_run_is_recorded_does_not_stop_others_and_is_tried_again_on_re
 
 def test_rows_of_ones_own_templates_and_shifts(split_shapes, shapes, tmp_path):
     config = tmp_path / "rows.json"
-    config.write_text(json.dumps({"same": {"method": "zero_shot"}, "gda 2": {"method": "gda", "views": 2}}))
+    config.write_text(json.dumps({"same": {"method": "zero_shot"}, "gda 2": {"method": "gda", "crops": 2}}))
     words = ["--data", f"mine={split_shapes / 'train'}:{split_shapes / 'test'}", "--shift", f"other={shapes}"]
     words += ["--template", "mine=a drawing of a {}.", "--config", config, "--methods", "zero_shot,same,gda 2"]
     call(*words, "--shots", 1, "--seeds", 1, "-o", tmp_path / "results")

@@ -117,7 +117,7 @@ def test_a_damaged_or_lost_result_is_made_again_and_comes_out_the_same(done, dat
 )
 def test_mistakes_are_told_before_anything_runs(data, tmp_path, monkeypatch, words, message, code):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "copo.json").write_text('{"copo": {"views": 1}}')
+    (tmp_path / "copo.json").write_text('{"copo": {"crops": 1}}')
     result = call(*words, *data, code=code)
     assert message in result.output
     assert not (tmp_path / "paper").exists()

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kalmanclip.prediction.unknown import FALSE_ALARMS
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -18,6 +17,7 @@ from kalmanclip.cli.evaluate import evaluate
 from kalmanclip.cli.predict import predict
 from kalmanclip.data import read_folder
 from kalmanclip.errors import AdapterError, ConfigError, DataError
+from kalmanclip.prediction import FALSE_ALARMS
 
 runner = CliRunner()
 
@@ -147,7 +147,7 @@ def test_a_damaged_adapter_is_refused(adapter, tmp_path, tiny):
     from kalmanclip.adapter import save_adapter
 
     clf = KalmanCLIP.load(adapter, tiny)
-    clf.method_.known = replace(clf.method_.known, labels=clf.method_.known.labels + 7)
+    clf.method_.ood = replace(clf.method_.ood, labels=clf.method_.ood.labels + 7)
     save_adapter(tmp_path / "a", clf.method_)
     with pytest.raises(AdapterError, match="do not fit its classes"):
         KalmanCLIP.load(tmp_path / "a", tiny)

@@ -132,7 +132,7 @@ def test_features_and_texts_are_float32_and_close(exact, rounded):
 @pytest.mark.parametrize("name", ["default", "head", "paper", "paper-literal"])
 def test_every_preset_learns_the_same_and_adapters_go_with_both(name, exact, rounded, task, tmp_path):
     images, _ = pictures(30, seed=1)
-    config = replace(preset(name), epochs=1)
+    config = preset(name) if name == "default" else replace(preset(name), epochs=1)
     fitted = {}
     for backbone in (exact, rounded):
         clf = fitted[backbone.precision] = KalmanCLIP(backbone, config)

@@ -146,7 +146,7 @@ def test_bad_calls(tiny, methods, task):
 @pytest.mark.parametrize("config", [CLASSES, HEAD], ids=["classes", "head"])
 def test_the_covariance_scale_is_saved(tiny, shapes, tmp_path, config):
     clf = KalmanCLIP(tiny, config).fit(shapes)
-    part = clf.method_.residuals if config is CLASSES else clf.method
+    part = clf.method_.residuals if config is CLASSES else clf.method_
     part.covariance_scale = 0.123456789012345
     again = KalmanCLIP.load(clf.save(tmp_path / "a"), tiny)
     one, other = (c.predict_full(shapes / "circle") for c in (clf, again))

@@ -337,6 +337,7 @@ def _require_same_options(
     ``noted`` are those that the adapter's notes have, by name.
     """
     from kalmanclip.adapter import read_config
+    from kalmanclip.methods import method_name
 
     notes = {"precision": "float32"} | before.get("notes", {})
     if "epochs_done" not in notes:
@@ -345,7 +346,8 @@ def _require_same_options(
             "Start again with --force."
         )
     old, new = flatten(to_dict(read_config(before))), flatten(to_dict(options))
-    changed = [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
+    changed = [("method", before["method"], method_name(options))] if before["method"] != method_name(options) else []
+    changed += [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
     given = {
         "model": (before["backbone"]["name"], model),
         "template": (before["templates"], template or None),

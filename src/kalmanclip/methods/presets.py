@@ -105,8 +105,15 @@ def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
 
 
 def replaced(config: _Config, **options: Any) -> _Config:
-    """Return options with some changed, as `with_options`; a value may also be the dataclass of a whole group."""
-    return with_options(config, {n: to_dict(v) if dataclasses.is_dataclass(v) else v for n, v in options.items()})
+    """Return options with some changed, as `with_options`; a value may also be the dataclass of a whole group.
+
+    The options of a belief or of an observation are replaced as a whole.
+    """
+    start: Any = config
+    names = ("belief_options", "observation_options")
+    whole: dict[str, Any] = {name: {} for name in names if name in options and hasattr(start, name)}
+    plain = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in options.items()}
+    return with_options(config if not whole else dataclasses.replace(start, **whole), plain)
 
 
 def _cleared(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
