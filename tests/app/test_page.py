@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from kalmanclip.app.images import MAX_BYTES
 from PIL import Image
 from tests.conftest import shape_picture
+
+from kalmanclip.app.images import MAX_BYTES
 
 pytest.importorskip("gradio", reason="gradio is not installed")
 
