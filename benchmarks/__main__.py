@@ -17,6 +17,7 @@ python -m benchmarks.fit DATA           how long a fit takes
 python -m benchmarks.precision DATA     what bfloat16 towers cost in accuracy
 python -m benchmarks.parallel           what several processes send each other, and hold
 python -m benchmarks.mutation           whether the tests notice a mistake, one at a time
+python -m benchmarks.one_pass --before CHECKOUT  what one pass over the images saves
 python -m benchmarks.study DATA         what each part of the default brings
 python -m benchmarks.observations DATA  which observation learns
 python -m benchmarks.departures DATA    what each departure of the preset `paper` from the paper is worth

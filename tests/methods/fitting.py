@@ -99,7 +99,7 @@ def command(rank, size, port, arguments, dies_after=None):
     from kalmanclip.cli import app, fit
 
     if rank == dies_after:
-        fit._save = lambda clf, output: os._exit(9)
+        fit._save = lambda clf, output, notes: os._exit(9)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
