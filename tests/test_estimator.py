@@ -389,7 +389,7 @@ def test_no_write_permission(fitted, tmp_path):
 
 
 def test_bad_calls(tiny, shapes):
-    with pytest.raises(ConfigError, match=r"colour.*Known options: .*epochs"):
+    with pytest.raises(ConfigError, match=r"colour.*Known options: .*crops"):
         KalmanCLIP(tiny, options={"colour": "red"}).fit(shapes)
     with pytest.raises(ConfigError, match="needs labels"):
         KalmanCLIP(tiny).fit([shapes / "circle" / "0.png"])

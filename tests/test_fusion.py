@@ -158,11 +158,12 @@ def test_what_must_agree(tiny, pictures):
     with pytest.raises(ConfigError, match="agree in the seed"):
         KalmanCLIP.fuse([head, site(tiny, few, "head", seed=1)])
     elsewhere = site(copy.copy(tiny), few)
-    elsewhere.backbone.__dict__["hash"] = "0" * 64
+    elsewhere.backbone_.__dict__["hash"] = "0" * 64
     with pytest.raises(ConfigError, match="agree in the backbone"):
         KalmanCLIP.fuse([default, elsewhere])
+    untaught = KalmanCLIP(tiny, QUICK["default"], templates=default.templates).set_classes(["circle", "square"])
     with pytest.raises(ConfigError, match="learned nothing"):
-        KalmanCLIP.fuse([default, KalmanCLIP(tiny, QUICK["default"], templates=default.templates)])
+        KalmanCLIP.fuse([default, untaught])
     with pytest.raises(ConfigError, match="at least one"):
         KalmanCLIP.fuse([])
     both = KalmanCLIP(tiny, JointConfig(QUICK["head"], QUICK["default"])).partial_fit(*few)

@@ -39,6 +39,8 @@ from kalmanclip.filtering import Ranks
 from kalmanclip.methods import (
     PRESETS,
     Classifier,
+    JointConfig,
+    KalmanConfig,
     MethodConfig,
     Progress,
     make_classifier,
@@ -522,8 +524,8 @@ def make_config(
     Args:
         preset: where to start from; wins over ``config``. None: 'default', unless there is a ``config``.
         config: where to start from.
-        options: by name, nested or dotted: ``{"noise": {"beta": 0.9}, "low_rank.rank": 2}``. ``alpha`` is that of the
-            filter, where there is one.
+        options: by name, nested or dotted: ``{"noise": {"beta": 0.9}, "low_rank.rank": 2}``. ``alpha`` may be
+            that of the filter; options of a joint method need not name its part.
         spell: how the user wrote an option, for messages.
 
     Raises:
@@ -534,9 +536,8 @@ def make_config(
         start = find_preset("default" if preset is None else preset)
     given: dict[str, Any] = {}
     for name, value in (options or {}).items():
-        if name == "alpha" and hasattr(start, "filter"):
-            name = "filter.alpha"
-        if not hasattr(start, name.split(".")[0]):
+        place = _place(start, name)
+        if not hasattr(start, place.split(".")[0]):
             having = [other for other, known in PRESETS.items() if hasattr(known, name.split(".")[0])]
             hint = f" It is one of the presets {', '.join(having)}." if having else ""
             known = ", ".join(field.name for field in dataclasses.fields(start))
@@ -544,10 +545,20 @@ def make_config(
                 f"Unknown option {spell(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
             )
         nested = to_dict(value) if dataclasses.is_dataclass(value) else value
-        for part in reversed(name.split(".")):
+        for part in reversed(place.split(".")):
             nested = {part: nested}
         given = merge(given, nested)
     return with_options(start, given)
+
+
+def _place(config: MethodConfig, name: str) -> str:
+    """Return the dotted name of an option: alpha lies in the filter, and options of a joint method in its parts."""
+    if name == "alpha" and isinstance(config, KalmanConfig):
+        return "filter.alpha"
+    first = name.split(".")[0]
+    if not isinstance(config, JointConfig) or hasattr(config, first):
+        return name
+    return f"residuals.{name}" if hasattr(config.residuals, first) else f"kalman.{name}"
 
 
 def _labelled(

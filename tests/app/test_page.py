@@ -16,8 +16,6 @@ from tests.processes import PATIENCE, interruptible
 
 from kalmanclip.app.images import MAX_BYTES
 
-from kalmanclip.app.images import MAX_BYTES
-
 pytest.importorskip("gradio", reason="gradio is not installed")
 
 WAIT = 120_000  # milliseconds: a busy machine is no failure

@@ -142,7 +142,7 @@ def test_a_comparison_goes_on_from_a_file_with_a_line_per_run(words, undisturbed
     assert {path.name for path in folder.iterdir()} == REPORT
     for name in ("table.csv", "table.md", "results.jsonl"):
         assert (folder / name).read_text() == (undisturbed / name).read_text()
-    call("--report-only", "--also", file, "-o", tmp_path / "drawn", "--methods", "gda,kalman")
+    call("--report-only", "--also", file, "-o", tmp_path / "drawn", "--methods", "gda,class_residuals")
     assert len(read_jsonl(tmp_path / "drawn" / "results.jsonl")[0]) == 8
     assert "no folder" in call(*words, "--also", tmp_path / "nowhere", "-o", tmp_path / "new", code=3).output
 

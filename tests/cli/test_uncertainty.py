@@ -163,7 +163,7 @@ def test_a_calibration_that_was_interrupted_is_made_up_for(adapter, shapes, tmp_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("kalmanclip.methods.Kalman.calibrate", interrupted)
+        patched.setattr("kalmanclip.methods.ClassResiduals.calibrate", interrupted)
         assert "--resume" in call("fit", shapes, "-o", tmp_path / "a", "--calibrate", 2, code=130).output
     assert KalmanCLIP.load(tmp_path / "a").calibration_ is None
     assert "calibrate was 2, now 1" in call(

@@ -346,7 +346,9 @@ def _require_same_options(
             "Start again with --force."
         )
     old, new = flatten(to_dict(read_config(before))), flatten(to_dict(options))
-    changed = [("method", before["method"], method_name(options))] if before["method"] != method_name(options) else []
+    changed: list[tuple[str, Any, Any]] = []
+    if before["method"] != method_name(options):
+        changed.append(("method", before["method"], method_name(options)))
     changed += [(name, old.get(name), new[name]) for name in new if old.get(name) != new[name]]
     given = {
         "model": (before["backbone"]["name"], model),

@@ -111,10 +111,10 @@ def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]
 
 
 def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    if "classes.mean" not in tensors:
+    if "residuals.mean" not in tensors:
         return []
-    C, d = tensors["classes.mean"].shape
-    std, gain = float(tensors["classes.strength"]) ** -0.5, float(tensors["classes.gain"])
+    C, d = tensors["residuals.mean"].shape
+    std, gain = float(tensors["residuals.strength"]) ** -0.5, float(tensors["residuals.gain"])
     return [
         ("belief", f"about residuals of {C} classes in {d} dimensions"),
         ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
@@ -127,15 +127,17 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
     if "belief.mean" not in tensors:
         return []
     state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
+    config, numbers = description["config"], description["state"]
+    structure = config.get("kalman", config)["belief"]
     try:
-        std = restore_belief(description["config"]["belief"], state).marginal_variance().sqrt()
+        std = restore_belief(structure, state).marginal_variance().sqrt()
     except ConfigError as problem:
         raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
     return [
-        ("steps", f"{description.get('steps', 0)}, of which {description.get('skipped', 0)} skipped"),
-        ("belief", f"{description['config']['belief']}, over {std.numel()} low-rank parameters"),
+        ("steps", f"{numbers['steps']}, of which {numbers['skipped']} skipped"),
+        ("belief", f"{structure}, over {std.numel()} low-rank parameters"),
         ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
-        *_shrinkage(description.get("prior_variance"), float(std.mean())),
+        *_shrinkage(numbers.get("prior_variance"), float(std.mean())),
     ]
 
 
