@@ -19,10 +19,13 @@ from kalmanclip.experiments.render import Measure, Table, title_of
 from kalmanclip.experiments.report import MEASURES, Column, draw_comparison, make_table
 from kalmanclip.experiments.select import Selection, choose
 
-DEFAULT = "kalman"
+DEFAULT = "class_residuals"
+OWN = (DEFAULT, "kalman", "joint")
+"""This package's methods: what is not among them is a rival."""
+
 NAMES = {
-    DEFAULT: "**kalman (default)**",
-    "kalman no crops": "kalman, no crops",
+    DEFAULT: "**class residuals (default)**",
+    "class_residuals no crops": "class residuals, no crops",
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",
@@ -55,7 +58,7 @@ def overview(*shots: str) -> str:
     """Accuracy / NLL, mean over the data sets; the best at the most shots first, variants of the default left out."""
     accuracy, nll = (_table(results(), measure, _averages(results(), shots)) for measure in ("accuracy", "nll"))
     methods, last = methods_of(results()), len(accuracy.columns) - 1
-    own = [i for i, (row,) in enumerate(accuracy.rows) if row == DEFAULT or methods[row] != DEFAULT]
+    own = [i for i, (row,) in enumerate(accuracy.rows) if row == DEFAULT or methods[row] not in OWN]
     ranked = sorted(own, key=lambda row: -(accuracy.cell(row, last).mean or 0))
 
     def text(row: int, column: int) -> str:
@@ -183,8 +186,8 @@ def corruptions() -> str:
 
 def called(row: str) -> str:
     """What the docs call a label."""
-    if row.startswith("kalman alpha "):
-        return row.replace("kalman ", "kalman, ")
+    if row.startswith(f"{DEFAULT} alpha "):
+        return row.replace(f"{DEFAULT} ", "class residuals, ")
     for suffix in (" as published", " at most 2000 iterations"):
         if row.endswith(suffix):
             return f"{NAMES.get(row.removesuffix(suffix), row)},{suffix}"

@@ -11,7 +11,7 @@ In a page a figure stands between two comments, as a block or inside a sentence 
 
     <!-- end -->
 
-    It gains <!-- figures: comparison.gain accuracy kalman zero_shot -->10.4 to 34.5<!-- end --> points.
+    It gains <!-- figures: comparison.gain accuracy class_residuals zero_shot -->10.4 to 34.5<!-- end --> points.
 
 The words are a function of this folder and its arguments: ``means("accuracy")`` in ``benchmarks/comparison.py``. What
 has no file in results/ by its nature, such as a time, stands between ``<!-- by hand: COMMAND -->`` and

@@ -72,7 +72,7 @@ def table(first: str, second: str, rows: list[Row] | None = None) -> str:
         means = list(found[found.index.isin(seeds)].mean())
         return _text(pair, means) + ("" if seeds <= set(found.index) else f" ({len(found)} of {len(seeds)} seeds)")
 
-    others = [row for row, method in comparison.methods_of(frame).items() if method != comparison.DEFAULT]
+    others = [row for row, method in comparison.methods_of(frame).items() if method not in comparison.OWN]
     lines = [[comparison.called(row), *(theirs(row, k) for k in shots)] for row in others]
     for way in sorted(values(rows, "how"), key=lambda way: list(WAYS).index(way) if way in WAYS else len(WAYS)):
         found = [only(rows, how=way, shots=k) for k in shots]
@@ -100,7 +100,7 @@ def lower(measure: str) -> str:
     for k in sorted(values(rows, "shots")):
         ours = mean(only(rows, how="linearised", shots=k), measure)
         places = tuple(place for place in places_of(frame) if place.shots == k)
-        others = make_table("", frame[frame["method"] != "kalman"], [Column(("",), places)], Measure(measure))
+        others = make_table("", frame[~frame["method"].isin(comparison.OWN)], [Column(("",), places)], Measure(measure))
         means = {row: others.cell(i, 0).mean for i, (row,) in enumerate(others.rows)}
         better = [row for row, value in means.items() if value is not None and sign * (value - ours) > 0]
         if better:
