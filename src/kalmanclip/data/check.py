@@ -78,7 +78,7 @@ def check_dataset(
     Raises:
         DataError: the data set is not there, or its lists cannot be read at all.
     """
-    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
+    known = find_dataset(dataset)
     splits = load_dataset(known, root, variant=variant, strict=False)
     folder = known.find(data_root(root))
     assert folder is not None  # load_dataset found it
@@ -121,8 +121,7 @@ def get_dataset(dataset: str | DataSet, root: str | os.PathLike[str] | None = No
         ConfigError: it cannot be downloaded automatically; the message says how to get it.
         DataError: the download failed.
     """
-    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
-    place = data_root(root)
+    known, place = find_dataset(dataset), data_root(root)
     found = known.find(place)
     if found is not None:
         return found

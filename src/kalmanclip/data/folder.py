@@ -1,9 +1,11 @@
 """Find images on disk: a folder of class folders to learn from, any files and folders to predict."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from kalmanclip.data.images import IMAGE_SUFFIXES
 from kalmanclip.data.labelled import (
@@ -180,3 +182,11 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is missing; unpack or download the data set again") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); unpack or download it again") from error
+
+
+def parse_json(text: str, where: str | Path) -> Any:
+    """Return what a JSON text means; `where` says in the message where it stands."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON ({error}); correct it, or download it again") from error

@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kalmanclip.data.folder import read_text
+from kalmanclip.data.folder import parse_json, read_text
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import from_lists, shown
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
@@ -118,7 +117,7 @@ def _csv(path: Path, text: str) -> list[Row]:
 
 
 def _json(path: Path, text: str) -> list[Row]:
-    content = _parsed(text, str(path))
+    content = parse_json(text, path)
     if not isinstance(content, list):
         raise DataError(f'{path} must hold a list of objects such as {{"image": "a.jpg", "class": "cat"}}')
     return [_object(row, f"entry {number} of {path}") for number, row in enumerate(content)]
@@ -126,17 +125,10 @@ def _json(path: Path, text: str) -> list[Row]:
 
 def _json_lines(path: Path, text: str) -> list[Row]:
     lines = ((f"line {number} of {path}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
-    return [_object(_parsed(line, where), where) for where, line in lines]
+    return [_object(parse_json(line, where), where) for where, line in lines]
 
 
 _READERS = {".csv": _csv, ".json": _json, ".jsonl": _json_lines, ".ndjson": _json_lines}
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
 
 
 def _object(row: Any, where: str) -> Row:

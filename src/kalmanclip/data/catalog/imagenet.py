@@ -25,11 +25,7 @@ def imagenet_class_names() -> list[str]:
 
 
 def imagenet_label(wordnet_id: str) -> int:
-    """Return the label, in 0..999, of a WordNet id.
-
-    Raises:
-        DataError: it is none of the 1000.
-    """
+    """Return the label, in 0..999, of a WordNet id."""
     try:
         return wordnet_ids()[wordnet_id]
     except KeyError:
@@ -75,8 +71,7 @@ def read_subset(folder: Path, variant: str | None) -> Splits:
     labels = sorted(imagenet_label(path.name) for path in folders)
     items = folder_items(folders, lambda name: labels.index(imagenet_label(name)))
     names = imagenet_class_names()
-    test = make_splits([names[label] for label in labels], test=items).test
-    return Splits(test=test, imagenet_labels=tuple(labels))
+    return make_splits([names[label] for label in labels], test=items, imagenet_labels=labels)
 
 
 def read_corrupted(folder: Path, variant: str | None) -> Splits:
@@ -95,8 +90,7 @@ def _by_wordnet_id(folder: Path) -> list[Item]:
 
 
 def _of_all_classes(test: list[Item] | None, train: list[Item] | None = None) -> Splits:
-    splits = make_splits(imagenet_class_names(), train=train, test=test)
-    return Splits(splits.train, None, splits.test, imagenet_labels=tuple(range(len(wordnet_ids()))))
+    return make_splits(imagenet_class_names(), train, test=test, imagenet_labels=range(len(wordnet_ids())))
 
 
 DATA_SETS = (
