@@ -21,7 +21,7 @@ from kalmanclip.data import lists
 from kalmanclip.data.catalog import DATA_SETS, catalog_key, find_dataset, load_dataset
 from kalmanclip.data.folder import read_folder
 from kalmanclip.data.hub import HUB, read_hugging_face
-from kalmanclip.data.labelled import ClassIndex, LabelledImages
+from kalmanclip.data.labelled import LabelledImages, find_labels
 from kalmanclip.data.shots import read_shot_lists
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
@@ -153,8 +153,7 @@ def _columns(splits: Splits, class_names: Sequence[str], imagenet_labels: Sequen
         if unknown:
             raise DataError(f"the class {unknown[0]!r} is none of the known classes; choose another shift")
         return tuple(column_of[label] for label in splits.imagenet_labels)
-    index = ClassIndex(class_names)
-    return tuple(index.label(name, "class") for name in splits.class_names)
+    return tuple(find_labels(splits.class_names, class_names, "class"))
 
 
 def _existing_folder(place: str) -> Path:

@@ -117,7 +117,7 @@ def read_split_file(path: Path, images: Path, rename: Mapping[str, str]) -> Spli
                     pass
                 case _:
                     where = f"entry {number} of {split!r} in {path}"
-                    raise DataError(f"{where} is {row!r} instead of [relative path, label, class name]; download it again")
+                    raise DataError(f"{where} is {row!r} instead of [relative path, label, class name]; get it again")
             if names.setdefault(label, name) != name:
                 raise DataError(f"{path} calls label {label} both {names[label]!r} and {name!r}; download it again")
             items[split].append((images / relative, label))
