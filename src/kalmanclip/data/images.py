@@ -29,7 +29,13 @@ from kalmanclip.memory import free_bytes
 
 
 class LazyImage(ABC):
-    """An image that is computed when it is needed: a corrupted one, for example. Must be safe to load in threads."""
+    """An image that is computed when it is needed: a corrupted one, for example. Must be safe to load in threads.
+
+    Attributes:
+        names_itself: whether the errors of `load` say which image it is.
+    """
+
+    names_itself = False
 
     @property
     @abstractmethod
@@ -39,11 +45,6 @@ class LazyImage(ABC):
     def content(self) -> str | None:
         """Return all that its pixels follow from (see `content_identity`); None: nothing made of it may be cached."""
         return None
-
-    @property
-    def names_itself(self) -> bool:
-        """Whether the errors of `load` say which image it is."""
-        return False
 
     @abstractmethod
     def load(self, max_pixels: int) -> Image.Image:
@@ -94,7 +95,8 @@ def load_image(source: ImageSource, min_side: int | None = None, max_pixels: int
     if isinstance(source, str | os.PathLike):
         return decode_file(Path(source), min_side, max_pixels)
     if isinstance(source, np.ndarray | torch.Tensor):
-        return naming(f"the {type(source).__name__}", lambda: rgb_from_array(source))
+        with naming(f"the {type(source).__name__}"):
+            return rgb_from_array(source)
     if isinstance(source, Image.Image):
         return decode_pil(source)
     if isinstance(source, LazyImage):
@@ -148,7 +150,7 @@ def image_batches(
         try:
             image = load_image(source, min_side)
         except ImageError as error:
-            if names_itself(source):
+            if _names_itself(source):
                 raise
             number = position if numbers is None else numbers[position]
             raise ImageError(f"image number {number} (counting from 0): {error}") from error
@@ -157,16 +159,13 @@ def image_batches(
     return _stacked(_in_order(prepare, sources, workers, batch_size * ahead + workers), batch_size)
 
 
-def names_itself(source: ImageSource) -> bool:
+def _names_itself(source: ImageSource) -> bool:
     """Return whether the errors about an image say which it is; all others need a number."""
     return source.names_itself if isinstance(source, LazyImage) else isinstance(source, str | os.PathLike)
 
 
 def _in_order(
-    prepare: Callable[[int, ImageSource], torch.Tensor],
-    sources: Iterable[ImageSource],
-    workers: int,
-    ahead: int,
+    prepare: Callable[[int, ImageSource], torch.Tensor], sources: Iterable[ImageSource], workers: int, ahead: int
 ) -> Generator[torch.Tensor, None, None]:
     """Map `prepare` over numbered sources in threads, keeping order, at most `ahead` before the consumer."""
     if workers == 0:
@@ -218,6 +217,7 @@ class _CachedImage(LazyImage):
 
     def __init__(self, source: ImageSource, min_side: int | None, budget: _MemoryBudget) -> None:
         self._source, self._min_side, self._budget = source, min_side, budget
+        self.names_itself = _names_itself(source)
         self._image: Image.Image | None = None
 
     @property
@@ -227,10 +227,6 @@ class _CachedImage(LazyImage):
     def content(self) -> str | None:
         content = content_identity(self._source)
         return None if content is None else f"{content}:{self._min_side}"
-
-    @property
-    def names_itself(self) -> bool:
-        return names_itself(self._source)
 
     def load(self, max_pixels: int) -> Image.Image:
         if self._image is None:  # two threads may come here at once; then both decode, and one result stays
