@@ -33,16 +33,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check_dataset` found.
-
-    Attributes:
-        name: the data set.
-        folder: where it lies.
-        origin: where its splits came from (`Splits.origin`).
-        classes: the number of classes found.
-        counts: images found and expected.
-        problems: what is wrong, one sentence each, with what to do.
-    """
+    """What `check_dataset` found; each of `problems` says what is wrong and what to do, `origin` is `Splits.origin`."""
 
     name: str
     folder: Path
@@ -68,14 +59,11 @@ def check_dataset(
     """Compare a data set with its description, and try to read every image.
 
     Args:
-        dataset: a name, or a description.
-        root: the folder that holds the data sets; see `catalog.data_root`.
-        variant: as in `load_dataset`.
+        dataset: as `root` and `variant` in `load_dataset`.
+        root: see there.
+        variant: see there.
         decode: False only looks whether the files are there, which is much faster.
         progress: called with (stage, done, total).
-
-    Raises:
-        DataError: the data set is not there, or its lists cannot be read at all.
     """
     known = find_dataset(dataset)
     splits = load_dataset(known, root, variant=variant, strict=False)

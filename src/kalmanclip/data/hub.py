@@ -140,13 +140,10 @@ def has_captions_only(spec: str) -> bool:
     return not _candidates(features, "label") and bool(_candidates(features, "caption"))
 
 
-class StoredImage(LazyImage):
-    """One image of a data set, read from its table when it is needed.
+class _StoredImage(LazyImage):
+    """One image of a data set, read from its table (of one column, not decoding) when it is needed.
 
-    Args:
-        table: the split of the data set, with this one column, not decoding.
-        row: where in it.
-        name: what to call it in messages, and its identity: data set, split and row.
+    Its name and identity are data set, split and row: the same on every computer, if the data set stays as it is.
     """
 
     def __init__(self, table: Dataset, row: int, name: str) -> None:
@@ -154,18 +151,15 @@ class StoredImage(LazyImage):
 
     @property
     def identity(self) -> str:
-        """Data set, split and row: the same on every computer, as long as the data set stays as it is."""
         return self._name
 
     def load(self, max_pixels: int) -> Image.Image:
-        """Return the image in mode RGB."""
         stored = self._stored()
         if isinstance(stored, Path):
             return decode_file(stored, None, max_pixels)
         return decode_bytes(stored, self._name, max_pixels)
 
     def content(self) -> str | None:
-        """Return a hash of the file that the table holds or names."""
         stored = self._stored()
         return sha256_of(stored, ImageError) if isinstance(stored, Path) else hashlib.sha256(stored).hexdigest()
 
@@ -334,4 +328,4 @@ def _images(table: Dataset, chosen: Mapping[str, str], name: str, split: str, ro
         table = table.cast_column(column, _package().Image(decode=False))
     place = Path(name).expanduser()
     short = place.resolve().name if place.exists() else name  # wherever a folder lies, its images are called the same
-    return [StoredImage(table, row, f"{short}/{split}/{row}") for row in rows]
+    return [_StoredImage(table, row, f"{short}/{split}/{row}") for row in rows]

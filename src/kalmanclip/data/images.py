@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -62,7 +63,6 @@ IMAGE_SUFFIXES = (
 )
 """File names with these endings (in any case) are taken for images when a folder is searched."""
 
-_CHUNK = 64  # images that a hashing thread takes at a time
 _SETTLING_NS = 2e9  # a file that changed so recently may change again without its times telling
 _MAX_HASHES = 1_000_000
 
@@ -197,19 +197,12 @@ def _stacked(tensors: Generator[torch.Tensor, None, None], batch_size: int) -> I
             yield torch.stack(batch)
 
 
+@dataclass
 class _MemoryBudget:
-    """So many bytes for all images of one `cache_decoded` together."""
+    """The bytes that are left for all images of one `cache_decoded` together."""
 
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._lock = threading.Lock()
-
-    def reserve(self, size: int) -> bool:
-        """Reserve so many bytes, and return whether there were as many."""
-        with self._lock:
-            fits = size <= self._left
-            self._left -= size if fits else 0
-            return fits
+    left: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _CachedImage(LazyImage):
@@ -231,8 +224,11 @@ class _CachedImage(LazyImage):
     def load(self, max_pixels: int) -> Image.Image:
         if self._image is None:  # two threads may come here at once; then both decode, and one result stays
             image = load_image(self._source, self._min_side, max_pixels)
-            if not self._budget.reserve(3 * image.width * image.height):
-                return image
+            size = 3 * image.width * image.height
+            with self._budget.lock:
+                if size > self._budget.left:
+                    return image
+                self._budget.left -= size
             self._image = image
         return self._image.copy()
 
@@ -287,10 +283,8 @@ def content_identity(source: ImageSource) -> str | None:
 
 def content_identities(sources: Sequence[ImageSource]) -> list[str | None]:
     """Return the content identities of many images; files are read in threads."""
-    chunks = [sources[i : i + _CHUNK] for i in range(0, len(sources), _CHUNK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="hash") as pool:
-        found = pool.map(lambda chunk: [content_identity(source) for source in chunk], chunks)
-        return [content for chunk in found for content in chunk]
+        return list(pool.map(content_identity, sources))
 
 
 def _file_hash(path: Path) -> str | None:

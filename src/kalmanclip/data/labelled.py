@@ -180,15 +180,9 @@ def check_distinct(names: Iterable[str], what: str) -> None:
 
 
 def find_labels(names: Iterable[str], class_names: Sequence[str], what: str) -> list[int]:
-    """Return the label, in 0..C-1, of each name, whatever its case, underscores and spaces.
+    """Return the label of each name among C different class names, whatever its case, underscores and spaces.
 
-    Args:
-        names: what to look up.
-        class_names: C known names, no two of them the same class.
-        what: says in the error message what the names are.
-
-    Raises:
-        DataError: a name is none of the known classes; the message suggests the nearest.
+    If a name is none of them, the error says `what` it is and suggests the nearest.
     """
     check_distinct(class_names, "class name")
     labels = {name_key(name): label for label, name in enumerate(class_names)}

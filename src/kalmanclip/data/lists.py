@@ -69,8 +69,8 @@ def read_caption_splits(path: str | os.PathLike[str]) -> CaptionedSplits:
 
 
 def is_list(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is called like a list."""
-    return Path(path).suffix.lower() in _ENDINGS
+    """Return whether a path is a list, by its ending; a folder may be called so, too."""
+    return Path(path).suffix.lower() in _ENDINGS and not Path(path).is_dir()
 
 
 def has_captions_only(path: str | os.PathLike[str]) -> bool:

@@ -47,13 +47,7 @@ class CaptionedImages:
 
 @dataclass(frozen=True, eq=False)
 class CaptionedSplits:
-    """A data set of pairs: its splits, None where there is none.
-
-    Attributes:
-        train: the pairs to learn from.
-        val: the pairs to choose on.
-        test: the pairs to measure on.
-    """
+    """A data set of pairs: those to learn from, to choose on and to measure on; None where there are none."""
 
     train: CaptionedImages | None = None
     val: CaptionedImages | None = None

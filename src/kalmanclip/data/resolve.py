@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kalmanclip.data import lists
 from kalmanclip.data.catalog import DATA_SETS, catalog_key, find_dataset, load_dataset
 from kalmanclip.data.folder import read_folder
 from kalmanclip.data.hub import HUB, read_hugging_face
 from kalmanclip.data.labelled import LabelledImages, find_labels
+from kalmanclip.data.lists import is_list, read_list
 from kalmanclip.data.shots import read_shot_lists
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
@@ -55,11 +55,6 @@ def is_registered(place: str) -> bool:
     return catalog_key(place.partition(":")[0]) in DATA_SETS
 
 
-def is_list(place: str) -> bool:
-    """Return whether this is a list of images, by its ending; a folder may be called so, too."""
-    return lists.is_list(place) and not Path(place).is_dir()
-
-
 def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
     """Return the splits of a data set; no image is opened.
 
@@ -68,7 +63,6 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
         root: where the data sets of the catalog lie; see `catalog.data_root`.
 
     Raises:
-        ConfigError: there is no such name.
         DataError: the data set is not there, or not complete.
     """
     _, place = split_name(spec)
@@ -83,7 +77,7 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
                 raise
             raise DataError(f"{error}. If you mean the folder {place} here, write ./{place}") from error
     if is_list(place):
-        return lists.read_list(Path(place).expanduser())
+        return read_list(Path(place).expanduser())
     pair = _folder_pair(place)
     if pair is None:
         return _read_split_folders(_existing_folder(place))
@@ -125,7 +119,6 @@ def read_shift(
 
     Raises:
         DataError: there are no test images, or they show something that is none of the classes.
-        ConfigError: there is no such data set.
     """
     _, place = split_name(spec)
     if place.startswith(HUB) or is_registered(place):
@@ -136,7 +129,7 @@ def read_shift(
         names = [class_names[column] for column in columns]
         return Shift(LabelledImages(splits.test.sources, splits.test.labels, names), columns)
     if is_list(place):
-        splits = lists.read_list(Path(place).expanduser(), class_names)
+        splits = read_list(Path(place).expanduser(), class_names)
         images = splits.test or splits.items()[0][1]
     else:
         folder = _existing_folder(place)

@@ -37,11 +37,7 @@ def catalog_key(name: str) -> str:
 
 
 def find_dataset(name: str | DataSet) -> DataSet:
-    """Return the description of a data set (a description is returned as it is).
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the description of a data set (a description is returned as it is)."""
     if isinstance(name, DataSet):
         return name
     key = catalog_key(name)
@@ -75,7 +71,6 @@ def load_dataset(
 
     Raises:
         DataError: the data set is not there, or not complete.
-        ConfigError: there is no such data set or variant.
     """
     known, place = find_dataset(dataset), data_root(root)
     folder = known.find(place)

@@ -113,12 +113,7 @@ def _scene_name(key: str) -> str:
 
 
 def torchvision_arrays(loader: str, class_names: Sequence[str] | None = None) -> Reader:
-    """Return a reader for `torchvision.datasets.<loader>`, whose root holds the folder; there is no val split.
-
-    Args:
-        loader: the name of the class.
-        class_names: better names than torchvision's, in the order of the labels.
-    """
+    """Return a reader for `torchvision.datasets.<loader>`; `class_names` are better than torchvision's own."""
 
     def read(folder: Path, variant: str | None) -> Splits:
         import torchvision

@@ -37,12 +37,14 @@ def imagenet_label(wordnet_id: str) -> int:
 
 def read_imagenet(folder: Path, variant: str | None) -> Splits:
     """Read train and val; val, which is what everybody measures on, becomes test. Either may be absent."""
-    candidates = {split: [folder / base / split for base in ("images", ".")] for split in ("train", "val")}
-    found = {split: next((path for path in paths if path.is_dir()), None) for split, paths in candidates.items()}
-    if not any(found.values()):
+    found: dict[str, list[Item]] = {}
+    for split in ("train", "val"):
+        for place in (folder / "images" / split, folder / split):
+            if place.is_dir() and split not in found:
+                found[split] = _by_wordnet_id(place)
+    if not found:
         raise DataError(f"{folder} has neither train nor val (nor images/train, images/val); see how to obtain it")
-    items = {split: None if path is None else _by_wordnet_id(path) for split, path in found.items()}
-    return _of_all_classes(test=items["val"], train=items["train"])
+    return _of_all_classes(found.get("val"), found.get("train"))
 
 
 def read_sketch(folder: Path, variant: str | None) -> Splits:
