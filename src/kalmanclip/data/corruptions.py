@@ -28,6 +28,7 @@ CORRUPTIONS = (
 """The 15 corruptions of ImageNet-C."""
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The 4 that ImageNet-C sets aside for choosing on."""
+_ALL = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SIZE = 224
@@ -151,9 +152,8 @@ def contaminate(
 
 
 def _check(corruption: str, severity: int) -> None:
-    if corruption not in (*CORRUPTIONS, *EXTRA_CORRUPTIONS):
-        known = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))
-        raise ConfigError(f"there is no corruption {corruption!r}; known: {known}")
+    if corruption not in _ALL:
+        raise ConfigError(f"there is no corruption {corruption!r}; known: {', '.join(_ALL)}")
     if severity not in SEVERITIES:
         raise ConfigError(f"severity is {severity!r}; use 1 (weak) to 5 (strong)")
 

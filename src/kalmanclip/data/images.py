@@ -264,7 +264,7 @@ def image_identity(source: ImageSource) -> str:
 
 
 def content_identity(source: ImageSource) -> str | None:
-    """Return 64 hexadecimal digits that are equal for equal images, or None if the image cannot be read or told.
+    """Return 64 hexadecimal digits that are equal for equal images, or None if the image cannot be read or hashed.
 
     Of a file, its bytes count, not its name; of pixels in memory, what `load_image` makes of them; a `LazyImage` says
     itself what it follows from. A file that cannot be read is no error here: decoding it has the better message.

@@ -72,7 +72,7 @@ class PairIndex:
 
     Attributes:
         sources: N different images.
-        texts: M different captions, as first spelled.
+        texts: M different captions, as first written.
         matches: P pairs of a position in `sources` and one in `texts`.
     """
 

@@ -79,10 +79,20 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
     if is_list(place):
         return read_list(Path(place).expanduser())
     pair = _folder_pair(place)
-    if pair is None:
-        return _read_split_folders(_existing_folder(place))
-    train = read_folder(pair[0])
-    return Splits(train, test=read_folder(pair[1], train.class_names))
+    if pair is not None:
+        train = read_folder(pair[0])
+        return Splits(train, test=read_folder(pair[1], train.class_names))
+    folder = _existing_folder(place)
+    missing = [split for split in ("train", "test") if not (folder / split).is_dir()]
+    if missing:
+        raise DataError(
+            f"{folder} has no folder {missing[0]}/. A data set to compare on is a folder with train/ and test/ "
+            "(and val/, if there is one), each with one folder per class; or two folders, written train:test."
+        )
+    train = read_folder(folder / "train")
+    val = read_folder(folder / "val", train.class_names) if (folder / "val").is_dir() else None
+    test = read_folder(folder / "test", train.class_names)
+    return Splits(train, val, test, shot_lists=read_shot_lists(folder, train))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,16 +179,3 @@ def _folder_pair(place: str) -> tuple[Path, Path] | None:
     cuts = [match.start() for match in re.finditer(":", place)]
     pairs = [(Path(place[:cut]).expanduser(), Path(place[cut + 1 :]).expanduser()) for cut in cuts]
     return next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)
-
-
-def _read_split_folders(folder: Path) -> Splits:
-    missing = [split for split in ("train", "test") if not (folder / split).is_dir()]
-    if missing:
-        raise DataError(
-            f"{folder} has no folder {missing[0]}/. A data set to compare on is a folder with train/ and test/ "
-            "(and val/, if there is one), each with one folder per class; or two folders, spelled train:test."
-        )
-    train = read_folder(folder / "train")
-    val = read_folder(folder / "val", train.class_names) if (folder / "val").is_dir() else None
-    test = read_folder(folder / "test", train.class_names)
-    return Splits(train, val, test, shot_lists=read_shot_lists(folder, train))

@@ -55,7 +55,6 @@ def hold_out(images: LabelledImages, count: int, seed: int) -> tuple[LabelledIma
     """Split off ``count`` random images of each class: (the rest, held out), the same for the same seed.
 
     Raises:
-        ConfigError: the count is not positive.
         DataError: a class would have no image left to learn from.
     """
     if count < 1:

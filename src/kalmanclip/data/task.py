@@ -121,12 +121,12 @@ class FewShotTask:
         train: LabelledImages,
         val: LabelledImages | None,
         test: LabelledImages | None,
-        templates: str | Iterable[str],
+        templates: Iterable[str],
     ) -> "FewShotTask":
         """Return the task that a draw from these splits makes."""
         pool = {"train": train, "val": val, None: None}[draw.validation_from]
         validation = None if pool is None else pool.subset(draw.validation)
-        return cls(train.subset(draw.train), validation, test, validate_templates(templates), draw.seed, draw)
+        return cls(train.subset(draw.train), validation, test, tuple(templates), draw.seed, draw)
 
 
 def few_shot_task(
@@ -187,7 +187,7 @@ def few_shot_task(
         fingerprints={"train": fingerprint(train)} | ({} if val is None else {"val": fingerprint(val)}),
         shot_list=None if listed is None else listed.name,
     )
-    return FewShotTask.of_draw(draw, train, val, test, templates)
+    return FewShotTask.of_draw(draw, train, val, test, validate_templates(templates))
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

@@ -32,7 +32,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def catalog_key(name: str) -> str:
-    """Return a name in the spelling of the catalog: "Oxford-Pets" is "oxford_pets"."""
+    """Return a name as the catalog has it: "Oxford-Pets" is "oxford_pets"."""
     return name.lower().replace("-", "_")
 
 
