@@ -277,7 +277,8 @@ def read_source(location: str) -> Source:
         location: a folder, a .csv, .json or .jsonl list, or ``hf:`` and the name of a data set.
     """
     from kalmanclip.data import hub, lists, read_folder
-    from kalmanclip.data.resolve import HUB, is_list
+    from kalmanclip.data.hub import HUB
+    from kalmanclip.data.lists import is_list
 
     on_hub = location.startswith(HUB)
     if not on_hub and not is_list(location):

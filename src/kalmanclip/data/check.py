@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kalmanclip.data.catalog import DataSet, data_root, find_dataset, incomplete, load_dataset
 from kalmanclip.data.images import ImageSource, load_image
-from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError, ImageError
 
 Progress = Callable[[str, int, int], None]
@@ -34,16 +33,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check_dataset` found.
-
-    Attributes:
-        name: the data set.
-        folder: where it lies.
-        origin: where its splits came from (`Splits.origin`).
-        classes: the number of classes found.
-        counts: images found and expected.
-        problems: what is wrong, one sentence each, with what to do.
-    """
+    """What `check_dataset` found; each of `problems` says what is wrong and what to do, `origin` is `Splits.origin`."""
 
     name: str
     folder: Path
@@ -69,30 +59,32 @@ def check_dataset(
     """Compare a data set with its description, and try to read every image.
 
     Args:
-        dataset: a name, or a description.
-        root: the folder that holds the data sets; see `catalog.data_root`.
-        variant: as in `load_dataset`.
+        dataset: as `root` and `variant` in `load_dataset`.
+        root: see there.
+        variant: see there.
         decode: False only looks whether the files are there, which is much faster.
         progress: called with (stage, done, total).
-
-    Raises:
-        DataError: the data set is not there, or its lists cannot be read at all.
     """
-    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
+    known = find_dataset(dataset)
     splits = load_dataset(known, root, variant=variant, strict=False)
     folder = known.find(data_root(root))
     assert folder is not None  # load_dataset found it
-    counts = _counts(known, splits)
+    sizes = {split: len(images) for split, images in splits.items()}
+    counts = [
+        Count(names, sum(sizes.get(split, 0) for split in names.split("+")), expected)
+        for names, expected in known.counts.get(splits.origin, {}).items()
+        if sizes.keys() & {*names.split("+")}  # who only measures need not have train
+    ]
     wrong = [f"{c.split} has {c.found} images instead of {c.expected}" for c in counts if not c.ok]
     again = f"remove its folder and run `kalmanclip data get {known.name}`, or unpack it again"
     advice = again if known.download is not None else "unpack it again"
     problems = [f"{problem}; {advice}" for problem in (*incomplete(known, splits), *wrong)]
     sources = [source for _, images in splits.items() for source in images.sources]
-    problems += unreadable_images(sources, decode, progress)
+    problems += _unreadable_images(sources, decode, progress)
     return Report(known.name, folder, splits.origin, len(splits.class_names), tuple(counts), tuple(problems))
 
 
-def unreadable_images(sources: list[ImageSource], decode: bool = True, progress: Progress | None = None) -> list[str]:
+def _unreadable_images(sources: list[ImageSource], decode: bool, progress: Progress | None) -> list[str]:
     """Return a sentence for every image that is missing or cannot be read; the sentence names it."""
 
     def problem(source: ImageSource) -> str | None:
@@ -121,8 +113,7 @@ def get_dataset(dataset: str | DataSet, root: str | os.PathLike[str] | None = No
         ConfigError: it cannot be downloaded automatically; the message says how to get it.
         DataError: the download failed.
     """
-    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
-    place = data_root(root)
+    known, place = find_dataset(dataset), data_root(root)
     found = known.find(place)
     if found is not None:
         return found
@@ -137,7 +128,11 @@ def get_dataset(dataset: str | DataSet, root: str | os.PathLike[str] | None = No
             for options in known.download.calls:
                 getattr(torchvision.datasets, known.download.loader)(target, download=True, **options)
     except Exception as error:  # torchvision, urllib, sockets and disks all have their own
-        _remove_empty(known.find(place))
+        # The empty folders that a failed download made would look like a data set that is there.
+        left = known.find(place)
+        for path in sorted([left, *left.rglob("*")], reverse=True) if left else ():
+            with suppress(OSError):  # not empty, or not a folder
+                path.rmdir()
         raise DataError(
             f"{known.title} could not be downloaded to {place} ({type(error).__name__}: {error}). Is this computer "
             "offline, or its disk full? Try again, or copy the data set from another computer to "
@@ -147,21 +142,3 @@ def get_dataset(dataset: str | DataSet, root: str | os.PathLike[str] | None = No
     if folder is None:
         raise DataError(f"torchvision downloaded {known.title}, but not to {place / known.folders[0]}; look in {place}")
     return folder
-
-
-def _remove_empty(folder: Path | None) -> None:
-    """Remove the empty folders that a failed download made: they would look like a data set that is there."""
-    if folder is not None:
-        for path in sorted([folder, *folder.rglob("*")], reverse=True):
-            with suppress(OSError):  # not empty, or not a folder
-                path.rmdir()
-
-
-def _counts(dataset: DataSet, splits: Splits) -> list[Count]:
-    """Return found and expected numbers for the splits that are there: who only measures need not have train."""
-    sizes = {split: len(images) for split, images in splits.items()}
-    return [
-        Count(names, sum(sizes.get(split, 0) for split in names.split("+")), expected)
-        for names, expected in dataset.counts.get(splits.origin, {}).items()
-        if any(split in sizes for split in names.split("+"))
-    ]

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -27,6 +28,7 @@ CORRUPTIONS = (
 """The 15 corruptions of ImageNet-C."""
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The 4 that ImageNet-C sets aside for choosing on."""
+_ALL = (*CORRUPTIONS, *EXTRA_CORRUPTIONS)
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SIZE = 224
@@ -77,17 +79,16 @@ class CorruptedImage(LazyImage):
         """Return the corrupted image."""
         image = load_image(self.source, max_pixels=max_pixels)
         if self.size is not None:
-            image = _short_side(image, self.size)
+            from torchvision.transforms import InterpolationMode, functional
+
+            # With torchvision, the section is the one that preprocessing cuts out of the clean image.
+            image = functional.resize(image, self.size, InterpolationMode.BICUBIC)
+            image = functional.center_crop(image, [self.size, self.size])
         return corrupt(image, self.corruption, self.severity, self.identity)
 
 
 def corrupt(image: Image.Image, corruption: str, severity: int, seed: str | int = 0) -> Image.Image:
-    """Return a corrupted copy of an RGB image: the same for the same arguments.
-
-    Raises:
-        ConfigError: there is no such corruption or severity, or the optional package is not installed.
-        ImageError: the image is smaller than 32 x 32.
-    """
+    """Return a corrupted copy of an RGB image of at least 32 x 32: the same for the same arguments."""
     _check(corruption, severity)
     if min(image.size) < _SMALLEST:
         raise ImageError(
@@ -129,17 +130,13 @@ def contaminate(
         corruptions: names to choose from.
         severities: strengths to choose from.
         size: see `CorruptedImage`.
-
-    Raises:
-        ConfigError: an argument cannot work, or the optional package is not installed.
     """
     if not 0 <= share <= 1:
         raise ConfigError(f"share is {share}; it must lie between 0 and 1")
     if not corruptions or not severities:
         raise ConfigError("there are no corruptions or no severities to choose from; give at least one of each")
-    for corruption in corruptions:
-        for severity in severities:
-            _check(corruption, severity)
+    for corruption, severity in product(corruptions, severities):
+        _check(corruption, severity)
     count = round(share * len(images))
     if count:
         require_package()
@@ -155,19 +152,14 @@ def contaminate(
 
 
 def _check(corruption: str, severity: int) -> None:
-    if corruption not in (*CORRUPTIONS, *EXTRA_CORRUPTIONS):
-        known = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))
-        raise ConfigError(f"there is no corruption {corruption!r}; known: {known}")
+    if corruption not in _ALL:
+        raise ConfigError(f"there is no corruption {corruption!r}; known: {', '.join(_ALL)}")
     if severity not in SEVERITIES:
         raise ConfigError(f"severity is {severity!r}; use 1 (weak) to 5 (strong)")
 
 
 def require_package() -> Callable[..., np.ndarray]:
-    """Return the one function of the optional package; call it early, before other work, to see that it is there.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the one function of the optional package; call it early, before other work, to see that it is there."""
     try:
         import imagecorruptions  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
@@ -175,8 +167,7 @@ def require_package() -> Callable[..., np.ndarray]:
             f"corruptions need the optional package imagecorruptions-imaug, which cannot be imported ({error}); "
             'install it with pip install "kalmanclip[corruptions]"'
         ) from error
-    function: Callable[..., np.ndarray] = imagecorruptions.corrupt
-    return function
+    return cast("Callable[..., np.ndarray]", imagecorruptions.corrupt)
 
 
 @lru_cache(maxsize=1)
@@ -207,12 +198,3 @@ def _seeded(seed: int) -> Iterator[None]:
         finally:
             np.random.default_rng = fresh
             np.random.set_state(state)  # noqa: NPY002
-
-
-def _short_side(image: Image.Image, size: int) -> Image.Image:
-    """Resize the short side to `size`, and cut out the middle square."""
-    # Rounded as torchvision rounds, so that the section is the one that preprocessing cuts out of the clean image.
-    short = min(image.size)
-    width, height = (int(size * side / short) for side in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))

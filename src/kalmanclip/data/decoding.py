@@ -4,7 +4,8 @@ import io
 import stat
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,7 +46,7 @@ def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Imag
         if status.st_size == 0:
             raise ImageError(f"{path} is empty (0 bytes); remove it or copy it again")
         with path.open("rb") as stream:
-            return naming(str(path), lambda: _decode(stream, path, min_side, max_pixels))
+            return _decode(stream, str(path), min_side, max_pixels)
     except ImageError:
         raise
     except FileNotFoundError as error:
@@ -59,59 +60,49 @@ def decode_file(path: Path, min_side: int | None, max_pixels: int) -> Image.Imag
 
 def decode_bytes(data: bytes, name: str, max_pixels: int) -> Image.Image:
     """Return the image in the bytes of a file; `name` is what to call it in messages."""
-    return naming(name, lambda: _decode(io.BytesIO(data), Path(name), None, max_pixels))
+    return _decode(io.BytesIO(data), name, None, max_pixels)
 
 
 def decode_pil(source: Image.Image) -> Image.Image:
     """Return a PIL image converted, without changing or sharing it."""
-
-    def convert() -> Image.Image:
+    with naming("the PIL image"):
         with _LAZY_LOAD:  # loading the pixels and the EXIF both fill caches inside `source`
             _load_pixels(source)
             upright = _upright(source)
         image = rgb_from_image(upright)
         return image.copy() if image is source else image
 
-    return naming("the PIL image", convert)
 
-
-def naming(name: str, convert: Callable[[], Image.Image]) -> Image.Image:
-    """Run a conversion whose complaints do not name the image, and put `name` in front of them."""
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put `name` in front of complaints that do not name the image."""
     try:
-        return convert()
+        yield
     except ImageError as error:
         raise ImageError(f"{name} {error}") from error.__cause__
 
 
-def _decode(stream: BinaryIO, path: Path, min_side: int | None, max_pixels: int) -> Image.Image:
+def _decode(stream: BinaryIO, name: str, min_side: int | None, max_pixels: int) -> Image.Image:
     """Decode an open file to upright RGB."""
-    image = _identify(stream, path)
-    width, height = image.size
-    if width * height > max_pixels:
-        raise ImageError(
-            f"has {width} x {height} pixels, more than the limit of {max_pixels}; make it smaller, or, "
-            "if you trust it, use load_image(path, max_pixels=...) in place of the path"
-        )
-    if min_side is not None:
-        _draft(image, min_side)
-    _load_pixels(image)
-    return rgb_from_image(_upright(image))
+    with naming(name):
+        image = _identify(stream, name)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise ImageError(
+                f"has {width} x {height} pixels, more than the limit of {max_pixels}; make it smaller, or, "
+                "if you trust it, use load_image(path, max_pixels=...) in place of the path"
+            )
+        if min_side is not None:
+            # A JPEG can be decoded at a fraction of its size, which must divide both sides: otherwise the last column
+            # or row would stand for less than a whole one, and everything would shift by up to a pixel.
+            scales = [s for s in (8, 4, 2) if width % s == height % s == 0 and min(width, height) >= 2 * s * min_side]
+            if scales:
+                image.draft(None, (width // scales[0], height // scales[0]))  # no effect on other formats
+        _load_pixels(image)
+        return rgb_from_image(_upright(image))
 
 
-def _draft(image: Image.Image, min_side: int) -> None:
-    """Let a JPEG be decoded at a fraction of its size, at least twice `min_side`; no effect on other formats.
-
-    The fraction must divide both sides: otherwise the last column or row would stand for less than a whole
-    one, and everything would shift by up to a pixel.
-    """
-    width, height = image.size
-    for scale in (8, 4, 2):
-        if width % scale == 0 and height % scale == 0 and min(width, height) >= 2 * scale * min_side:
-            image.draft(None, (width // scale, height // scale))
-            return
-
-
-def _identify(stream: BinaryIO, path: Path) -> Image.Image:
+def _identify(stream: BinaryIO, name: str) -> Image.Image:
     """Read the header only.
 
     This is the heart of `Image.open` without its own limit, a global that could be changed neither locally
@@ -120,16 +111,16 @@ def _identify(stream: BinaryIO, path: Path) -> Image.Image:
     Image.init()
     prefix = stream.read(16)
     refusal: Exception | None = None
-    for name in _FORMATS:
-        if name not in Image.OPEN:  # this Pillow was built without it
+    for kind in _FORMATS:
+        if kind not in Image.OPEN:  # this Pillow was built without it
             continue
-        factory, accept = Image.OPEN[name]
+        factory, accept = Image.OPEN[kind]
         try:
             accepted = accept is None or accept(prefix)
             if not accepted or isinstance(accepted, str):  # a string says what is missing to read it
                 continue
             stream.seek(0)
-            return factory(stream, str(path))
+            return factory(stream, name)
         except (SyntaxError, IndexError, TypeError, struct.error) as error:
             refusal = error  # how Pillow's readers say "not mine": another may take it
         except Exception as error:
@@ -178,16 +169,17 @@ def rgb_from_image(image: Image.Image) -> Image.Image:
     - transparency of any kind is composited on *white*;
     - CMYK: Pillow's plain formula; colour profiles are not applied.
 
-    Raises:
-        ImageError: the values do not fit these ranges. The message does not name the image: the caller knows
-            where it came from.
+    Errors do not name the image: the caller knows where it came from.
     """
     if image.mode.startswith("I"):
         return _grey_from_integers(image)
     if image.mode == "F":
         return rgb_from_array(np.asarray(image))
     if image.has_transparency_data:
-        return _on_white(image)
+        if image.mode == "La":  # premultiplied grey has no direct way to RGBA
+            image = image.convert("LA")
+        colours = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -251,12 +243,3 @@ def _grey_from_integers(image: Image.Image) -> Image.Image:
     if isinstance(transparent, int):  # Pillow honours this only for 8-bit grey
         values[values == transparent] = 65535
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """Composite a transparent image on white."""
-    if image.mode == "La":  # premultiplied grey has no direct way to RGBA
-        image = image.convert("LA")
-    colours = image.convert("RGBA")
-    white = Image.new("RGBA", colours.size, "white")
-    return Image.alpha_composite(white, colours).convert("RGB")

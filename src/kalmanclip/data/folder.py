@@ -1,16 +1,18 @@
 """Find images on disk: a folder of class folders to learn from, any files and folders to predict."""
 
+import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kalmanclip.data.images import IMAGE_SUFFIXES
 from kalmanclip.data.labelled import (
-    ClassIndex,
     LabelledImages,
     check_distinct,
     extend_classes,
+    find_labels,
     natural_key,
     require_two_classes,
 )
@@ -48,21 +50,29 @@ def read_folder(
         DataError: there is no such folder, it has no class folders or only one, a class folder has no images
             or an unknown name, or two of them mean the same class.
     """
-    root = _existing_folder(path)
+    root = Path(path)
+    if not root.exists():
+        raise DataError(f"the folder {root} does not exist; check the path")
+    if not root.is_dir():
+        raise DataError(f"{root} is a file, not a folder; give the folder that holds {_EXAMPLE.format(root='data')}")
     folders, files = entries(root)
     if not folders:
         lying = "images lie directly in it" if any(is_image_name(file.name) for file in files) else "it has none"
         raise DataError(f"{root} has no class folders ({lying}); make {_EXAMPLE.format(root=root.name or root)}")
-    _refuse_splits(root, folders)
+    if all(folder.name.casefold() in _SPLITS and entries(folder)[0] for folder in folders):
+        splits = ", ".join(folder.name for folder in folders)
+        raise DataError(
+            f"{root} holds the splits of a data set ({splits}), not its classes; "
+            f"give one of them, for example {folders[-1]}"
+        )
     names = [folder.name for folder in folders]
     check_distinct(names, "folder")
     if class_names is None:
         class_names = extend_classes(known, names)
         require_two_classes(class_names, str(root), f"If the class folders lie inside it, pass {folders[0]}")
-    index = ClassIndex(class_names)
     sources, labels = [], []
     # Labels before images: a wrong name is found without walking through a large folder.
-    for folder, label in [(folder, index.label(folder.name, "folder")) for folder in folders]:
+    for folder, label in zip(folders, find_labels(names, class_names, "folder"), strict=True):
         images = image_files(folder)
         if not images:
             raise DataError(
@@ -98,25 +108,6 @@ def read_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     return found
 
 
-def _existing_folder(path: str | os.PathLike[str]) -> Path:
-    root = Path(path)
-    if not root.exists():
-        raise DataError(f"the folder {root} does not exist; check the path")
-    if not root.is_dir():
-        raise DataError(f"{root} is a file, not a folder; give the folder that holds {_EXAMPLE.format(root='data')}")
-    return root
-
-
-def _refuse_splits(root: Path, folders: list[Path]) -> None:
-    """Stop somebody from learning to tell "train" from "test"."""
-    if all(folder.name.casefold() in _SPLITS and entries(folder)[0] for folder in folders):
-        splits = ", ".join(folder.name for folder in folders)
-        raise DataError(
-            f"{root} holds the splits of a data set ({splits}), not its classes; "
-            f"give one of them, for example {folders[-1]}"
-        )
-
-
 def _what_else(folder: Path) -> str:
     """Say which files there are instead of images, since a folder of .heic photos does not look empty."""
     others = Counter(file.suffix.lower() or file.name for file in entries(folder)[1])
@@ -132,23 +123,15 @@ def is_image_name(name: str) -> bool:
 
 
 def entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the subfolders and the other entries of `folder`, hidden ones left out, each in natural order.
-
-    Raises:
-        DataError: the folder cannot be listed.
-    """
+    """Return the subfolders and the other entries of `folder`, hidden ones left out, each in natural order."""
     try:
         listed = sorted(folder.iterdir(), key=lambda path: natural_key(path.name))
     except OSError as error:
         raise DataError(
             f"cannot list the folder {folder}: {error.strerror}; check its permissions and the path"
         ) from error
-    folders: list[Path] = []
-    others: list[Path] = []
-    for path in listed:
-        if not path.name.startswith(".") and path.name.lower() not in _NOT_OURS:
-            (folders if path.is_dir() else others).append(path)
-    return folders, others
+    shown = [path for path in listed if not path.name.startswith(".") and path.name.lower() not in _NOT_OURS]
+    return [path for path in shown if path.is_dir()], [path for path in shown if not path.is_dir()]
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -158,18 +141,18 @@ def image_files(folder: Path) -> list[Path]:
     broken link that is named like an image is listed, so that opening it says what is missing instead of it
     being lost silently.
     """
-    resolved = Path(os.path.realpath(folder))
-    return list(_walk(folder, entered={resolved, *resolved.parents}))
-
-
-def _walk(folder: Path, entered: set[Path]) -> Iterator[Path]:
-    folders, files = entries(folder)
-    yield from (path for path in files if is_image_name(path.name))
-    for inner in folders:
+    found: list[Path] = []
+    to_enter = [folder]
+    entered = set(Path(os.path.realpath(folder)).parents)
+    while to_enter:
+        inner = to_enter.pop()
         resolved = Path(os.path.realpath(inner))
         if resolved not in entered:
             entered.add(resolved)
-            yield from _walk(inner, entered)
+            folders, files = entries(inner)
+            found += [path for path in files if is_image_name(path.name)]
+            to_enter += reversed(folders)
+    return found
 
 
 def read_text(path: Path) -> str:
@@ -180,3 +163,11 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is missing; unpack or download the data set again") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); unpack or download it again") from error
+
+
+def parse_json(text: str, where: str | Path) -> Any:
+    """Return what a JSON text means; `where` says in the message where it stands."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON ({error}); correct it, or download it again") from error

@@ -6,7 +6,10 @@
 | ``hf:OWNER/NAME:CONFIG`` | one of its configurations |
 | ``hf:FOLDER`` | a folder that ``save_to_disk`` wrote, one of parquet files, or images with a `metadata.csv` |
 | ``hf:FILE.parquet`` | one parquet file |
-| ``...?label=fine_label&test=validation`` | choices after a question mark, see `Choices` |
+| ``...?label=fine_label&test=validation`` | choices after a question mark; as arguments, they win |
+
+The choices are the columns ``image``, ``label`` and ``caption``, the data set's splits that serve as ``train``, ``val``
+and ``test``, the ``revision`` (branch, tag or commit on the Hub), and one prompt ``template``.
 
 Nothing in a data set is ever executed: the `datasets` package refuses loading scripts since version 4, the oldest that
 is accepted here, and never gets `trust_remote_code`. No image is decoded before it is needed.
@@ -18,7 +21,6 @@ import hashlib
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -42,39 +44,18 @@ HUB = "hf:"
 _OLDEST = 4
 """The first major version of `datasets` that cannot execute a data set's own code."""
 
+_CHOICES = ("image", "label", "caption", *SPLITS, "revision", "template")
 _SPLIT_NAMES = {
     "train": ("train", "training"),
     "val": ("validation", "val", "valid", "dev"),
     "test": ("test", "testing"),
 }
-_IMAGE, _LABEL = ("image", "img", "picture", "photo"), ("label", "labels", "class", "fine_label")
-_CAPTION = ("caption", "text", "captions", "sentence", "description")
+_COLUMN_NAMES = {
+    "image": ("image", "img", "picture", "photo"),
+    "label": ("label", "labels", "class", "fine_label"),
+    "caption": ("caption", "text", "captions", "sentence", "description"),
+}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What can be chosen about a data set, as an argument or behind the ``?`` of its spec (arguments win).
-
-    Attributes:
-        image: the column of the images.
-        label: the column of the classes.
-        caption: the column of the captions.
-        train: which of the data set's splits is used as train.
-        val: the same for val.
-        test: the same for test.
-        revision: branch, tag or commit on the Hub.
-        template: one prompt template.
-    """
-
-    image: str | None = None
-    label: str | None = None
-    caption: str | None = None
-    train: str | None = None
-    val: str | None = None
-    test: str | None = None
-    revision: str | None = None
-    template: str | None = None
 
 
 def read_hugging_face(
@@ -93,30 +74,36 @@ def read_hugging_face(
         spec: see the table at the top of this module; the ``hf:`` may be left out.
         class_names: other names for the same labels, one per label; needed where labels are numbers without names.
         templates: prompt templates.
-        **choices: see `Choices`.
+        **choices: see the top of this module.
 
     Raises:
         ConfigError: `datasets` is not installed or too old, or a choice does not exist.
         DataError: the data set cannot be had or lacks images or labels.
     """
-    name, chosen = _parse(spec, choices)
-    tables = _choose_splits(_load(name, chosen), chosen, name)
+    name, chosen, tables = _open(spec, choices)
     features = next(iter(tables.values())).features
-    column = _pick(_label_candidates(features), features, chosen.label, _LABEL, "label", name)
+    column = _column(features, "label", chosen, name)
     labels = {
         split: [None if label in (None, -1, "") else label for label in table[column]]
         for split, table in tables.items()
     }
-    names = _class_names(class_names, getattr(features[column], "names", None), labels, name)
+    own = getattr(features[column], "names", None)
+    if class_names is not None and own is not None and len(class_names) != len(own):
+        raise ConfigError(f"{len(class_names)} class names were given, but {name} has {len(own)} classes")
+    if class_names is None and own is not None:
+        class_names = [class_name_from_folder(label) for label in own]
+    if class_names is None:  # of all splits together
+        present = [label for split in labels.values() for label in split if label is not None]
+        class_names = from_lists(present, present).class_names
     found: dict[str, LabelledImages] = {}
     for split, table in tables.items():
         rows = [i for i, label in enumerate(labels[split]) if label is not None]
         if rows:
-            images = _images(table, chosen.image, name, split, rows)
-            found[split] = from_lists(images, [labels[split][i] for i in rows], names)
+            images = _images(table, chosen, name, split, rows)
+            found[split] = from_lists(images, [labels[split][i] for i in rows], class_names)
     if not found:
         raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?label=")
-    prompts = validate_templates(templates or chosen.template or DEFAULT_TEMPLATES)
+    prompts = validate_templates(templates or chosen.get("template") or DEFAULT_TEMPLATES)
     return Splits(found.get("train"), found.get("val"), found.get("test"), templates=prompts)
 
 
@@ -127,18 +114,16 @@ def read_hugging_face_captions(spec: str, **choices: str | None) -> CaptionedSpl
 
     Args:
         spec: see the table at the top of this module; the ``hf:`` may be left out.
-        **choices: see `Choices`.
+        **choices: see there, too.
     """
-    name, chosen = _parse(spec, choices)
-    tables = _choose_splits(_load(name, chosen), chosen, name)
-    features = next(iter(tables.values())).features
-    column = _pick(_caption_candidates(features), features, chosen.caption, _CAPTION, "caption", name)
+    name, chosen, tables = _open(spec, choices)
+    column = _column(next(iter(tables.values())).features, "caption", chosen, name)
     found: dict[str, CaptionedImages] = {}
     for split, table in tables.items():
         captions = [[text] if isinstance(text, str) else text or [] for text in table[column]]
         rows = [i for i, texts in enumerate(captions) if any(map(str.strip, texts))]
         if rows:
-            images = _images(table, chosen.image, name, split, rows)
+            images = _images(table, chosen, name, split, rows)
             pairs = [(x, t) for x, i in zip(images, rows, strict=True) for t in captions[i] if t.strip()]
             found[split] = CaptionedImages([x for x, _ in pairs], [t for _, t in pairs])
     if not found:
@@ -148,20 +133,17 @@ def read_hugging_face_captions(spec: str, **choices: str | None) -> CaptionedSpl
 
 def has_captions_only(spec: str) -> bool:
     """Return whether a data set has captions and no classes, as `kalmanclip.data.lists.has_captions_only` does."""
-    name, chosen = _parse(spec, {})
-    if chosen.label or chosen.caption:
-        return chosen.label is None
-    features = next(iter(_choose_splits(_load(name, chosen), chosen, name).values())).features
-    return not _label_candidates(features) and bool(_caption_candidates(features))
+    _, chosen, tables = _open(spec, {})
+    if "label" in chosen or "caption" in chosen:
+        return "label" not in chosen
+    features = next(iter(tables.values())).features
+    return not _candidates(features, "label") and bool(_candidates(features, "caption"))
 
 
-class StoredImage(LazyImage):
-    """One image of a data set, read from its table when it is needed.
+class _StoredImage(LazyImage):
+    """One image of a data set, read from its table (of one column, not decoding) when it is needed.
 
-    Args:
-        table: the split of the data set, with this one column, not decoding.
-        row: where in it.
-        name: what to call it in messages, and its identity: data set, split and row.
+    Its name and identity are data set, split and row: the same on every computer, if the data set stays as it is.
     """
 
     def __init__(self, table: Dataset, row: int, name: str) -> None:
@@ -169,18 +151,15 @@ class StoredImage(LazyImage):
 
     @property
     def identity(self) -> str:
-        """Data set, split and row: the same on every computer, as long as the data set stays as it is."""
         return self._name
 
     def load(self, max_pixels: int) -> Image.Image:
-        """Return the image in mode RGB."""
         stored = self._stored()
         if isinstance(stored, Path):
             return decode_file(stored, None, max_pixels)
         return decode_bytes(stored, self._name, max_pixels)
 
     def content(self) -> str | None:
-        """Return a hash of the file that the table holds or names."""
         stored = self._stored()
         return sha256_of(stored, ImageError) if isinstance(stored, Path) else hashlib.sha256(stored).hexdigest()
 
@@ -195,21 +174,20 @@ class StoredImage(LazyImage):
         return found
 
 
-def _parse(spec: str, choices: Mapping[str, str | None]) -> tuple[str, Choices]:
-    """Return the name without prefix and question mark, and what was chosen."""
+def _open(spec: str, choices: Mapping[str, str | None]) -> tuple[str, dict[str, str], dict[str, Dataset]]:
+    """Return the name without prefix and question mark, what was chosen, and the tables of train, val and test."""
     name, _, query = spec.removeprefix(HUB).partition("?")
     try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        chosen = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
         raise ConfigError(f"{spec!r} ends in choices that cannot be read; write ?label=NAME&test=NAME") from error
-    given |= {key: value for key, value in choices.items() if value is not None}
-    known = [field.name for field in fields(Choices)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"a data set of Hugging Face has no choice {key!r}; known: {', '.join(known)}")
+    chosen |= {key: value for key, value in choices.items() if value is not None}
+    for key in chosen:
+        if key not in _CHOICES:
+            raise ConfigError(f"a data set of Hugging Face has no choice {key!r}; known: {', '.join(_CHOICES)}")
     if not name:
         raise ConfigError("hf: needs the name of a data set, hf:OWNER/NAME, or a folder")
-    return name, replace(Choices(), **given)
+    return name, chosen, _choose_splits(_load(name, chosen.get("revision")), chosen, name)
 
 
 def _package() -> Any:
@@ -228,7 +206,7 @@ def _package() -> Any:
     return datasets
 
 
-def _load(name: str, chosen: Choices) -> Mapping[str, Dataset]:
+def _load(name: str, revision: str | None) -> Mapping[str, Dataset]:
     """Return all splits, by name, from this computer if the name is a path, else from the Hub or its cache."""
     package = _package()
     path = Path(name).expanduser()
@@ -241,7 +219,7 @@ def _load(name: str, chosen: Choices) -> Mapping[str, Dataset]:
     if not _HUB_NAME.fullmatch(repository):
         raise DataError(f"there is no file or folder {path}; check the path, or write hf:OWNER/NAME")
     try:
-        return package.load_dataset(repository, config or None, revision=chosen.revision)
+        return package.load_dataset(repository, config or None, revision=revision)
     except Exception as error:  # the network, the Hub, the cache and the files: as many types
         raise DataError(_explain(repository, error)) from error
 
@@ -282,9 +260,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _choose_splits(found: Mapping[str, Dataset], chosen: Choices, name: str) -> dict[str, Dataset]:
+def _choose_splits(found: Mapping[str, Dataset], chosen: Mapping[str, str], name: str) -> dict[str, Dataset]:
     """Return the data set's splits that serve as train, val and test. A single one of another name is train."""
-    wanted = {split: getattr(chosen, split) for split in SPLITS if getattr(chosen, split) is not None}
+    wanted = {split: chosen[split] for split in SPLITS if split in chosen}
     for own in wanted.values():
         if own not in found:
             raise ConfigError(f"{name} has no split {own!r}; it has {', '.join(map(str, found))}")
@@ -292,9 +270,8 @@ def _choose_splits(found: Mapping[str, Dataset], chosen: Choices, name: str) -> 
     for split in SPLITS:
         # ?test=validation takes it away from val
         usual = [own for own in _SPLIT_NAMES[split] if own in found and own not in wanted.values()]
-        own = wanted.get(split) or next(iter(usual), None)
-        if own is not None:
-            used[split] = found[own]
+        if split in wanted or usual:
+            used[split] = found[wanted.get(split) or usual[0]]
     if not used and len(found) == 1:
         used["train"] = next(iter(found.values()))
     if not used:
@@ -302,74 +279,53 @@ def _choose_splits(found: Mapping[str, Dataset], chosen: Choices, name: str) -> 
     return used
 
 
-def _image_candidates(features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of images, or of bare bytes (or bytes and path) in tables that others wrote."""
-    typed = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
-    return typed or [
-        column
-        for column, feature in features.items()
-        if (isinstance(feature, dict) and {"bytes", "path"} >= set(feature)) or _dtype(feature) == "binary"
-    ]
+def _candidates(features: Mapping[str, Any], what: str) -> list[str]:
+    """Return the columns that may hold images, labels or captions: by their types, or else by types and names."""
+
+    def dtype(feature: Any) -> str:
+        return str(getattr(feature, "dtype", ""))
+
+    typed = {"image": "Image", "label": "ClassLabel"}.get(what)
+    found = [column for column, feature in features.items() if type(feature).__name__ == typed]
+    if found:
+        return found
+    if what == "image":  # bare bytes (or bytes and path) in tables that others wrote
+        return [
+            column
+            for column, feature in features.items()
+            if (isinstance(feature, dict) and {"bytes", "path"} >= {*feature}) or dtype(feature) == "binary"
+        ]
+    named = {c: feature for c, feature in features.items() if c.lower() in _COLUMN_NAMES[what]}
+    if what == "label":
+        return [c for c, feature in named.items() if dtype(feature).startswith(("string", "int", "uint"))]
+    inner = {c: getattr(feature, "feature", feature) for c, feature in named.items()}  # of a list
+    texts = {c: feature[0] if isinstance(feature, list) else feature for c, feature in inner.items()}
+    return [c for c, feature in texts.items() if dtype(feature) in ("string", "large_string")]
 
 
-def _label_candidates(features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of classes, or else the strings and whole numbers that are called like one."""
-    named = [column for column, feature in features.items() if type(feature).__name__ == "ClassLabel"]
-    plain = [c for c in features if c.lower() in _LABEL and _dtype(features[c]).startswith(("string", "int", "uint"))]
-    return named or plain
-
-
-def _caption_candidates(features: Mapping[str, Any]) -> list[str]:
-    return [c for c, feature in features.items() if c.lower() in _CAPTION and _holds_text(feature)]
-
-
-def _holds_text(feature: Any) -> bool:
-    inner = getattr(feature, "feature", feature)  # of a list
-    return _dtype(inner[0] if isinstance(inner, list) else inner) in ("string", "large_string")
-
-
-def _dtype(feature: Any) -> str:
-    return str(getattr(feature, "dtype", ""))
-
-
-def _pick(
-    candidates: list[str], features: Mapping[str, Any], wanted: str | None, usual: Sequence[str], what: str, name: str
-) -> str:
+def _column(features: Mapping[str, Any], what: str, chosen: Mapping[str, str], name: str) -> str:
     """Return the column that was asked for, the only candidate, or the first that has a usual name."""
     columns = ", ".join(features)
-    if wanted is not None:
-        if wanted not in features:
-            raise ConfigError(f"{name} has no column {wanted!r}; it has {columns}")
-        return wanted
+    if what in chosen:
+        if chosen[what] not in features:
+            raise ConfigError(f"{name} has no column {chosen[what]!r}; it has {columns}")
+        return chosen[what]
+    candidates = _candidates(features, what)
     if not candidates:
         raise DataError(f"{name} has no {what} column that could be recognised among {columns}; say ?{what}=COLUMN")
-    if len(candidates) > 1:
-        candidates = sorted((c for c in candidates if c.lower() in usual), key=lambda c: usual.index(c.lower()))
-        if not candidates:
-            raise ConfigError(f"{name} has several {what} columns among {columns}; say which: ?{what}=COLUMN")
-    return candidates[0]
+    usual = {c.lower(): c for c in candidates}
+    preferred = candidates if len(candidates) == 1 else [usual[u] for u in _COLUMN_NAMES[what] if u in usual]
+    if not preferred:
+        raise ConfigError(f"{name} has several {what} columns among {columns}; say which: ?{what}=COLUMN")
+    return preferred[0]
 
 
-def _class_names(
-    given: Sequence[str] | None, named: Sequence[str] | None, labels: Mapping[str, list[Any]], name: str
-) -> list[str]:
-    """Return the names of all classes, the same for every split."""
-    if given is not None:
-        if named is not None and len(given) != len(named):
-            raise ConfigError(f"{len(given)} class names were given, but {name} has {len(named)} classes")
-        return list(given)
-    if named is not None:
-        return [class_name_from_folder(label) for label in named]
-    present = [label for split in labels.values() for label in split if label is not None]
-    return from_lists(present, present).class_names
-
-
-def _images(table: Dataset, wanted: str | None, name: str, split: str, rows: Sequence[int]) -> list[ImageSource]:
+def _images(table: Dataset, chosen: Mapping[str, str], name: str, split: str, rows: Sequence[int]) -> list[ImageSource]:
     """Return the images in some rows of one split, each of them read when it is needed."""
-    column = _pick(_image_candidates(table.features), table.features, wanted, _IMAGE, "image", name)
+    column = _column(table.features, "image", chosen, name)
     table = table.select_columns([column])
     if type(table.features[column]).__name__ == "Image":
         table = table.cast_column(column, _package().Image(decode=False))
     place = Path(name).expanduser()
     short = place.resolve().name if place.exists() else name  # wherever a folder lies, its images are called the same
-    return [StoredImage(table, row, f"{short}/{split}/{row}") for row in rows]
+    return [_StoredImage(table, row, f"{short}/{split}/{row}") for row in rows]

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -29,7 +30,13 @@ from kalmanclip.memory import free_bytes
 
 
 class LazyImage(ABC):
-    """An image that is computed when it is needed: a corrupted one, for example. Must be safe to load in threads."""
+    """An image that is computed when it is needed: a corrupted one, for example. Must be safe to load in threads.
+
+    Attributes:
+        names_itself: whether the errors of `load` say which image it is.
+    """
+
+    names_itself = False
 
     @property
     @abstractmethod
@@ -39,11 +46,6 @@ class LazyImage(ABC):
     def content(self) -> str | None:
         """Return all that its pixels follow from (see `content_identity`); None: nothing made of it may be cached."""
         return None
-
-    @property
-    def names_itself(self) -> bool:
-        """Whether the errors of `load` say which image it is."""
-        return False
 
     @abstractmethod
     def load(self, max_pixels: int) -> Image.Image:
@@ -61,7 +63,6 @@ IMAGE_SUFFIXES = (
 )
 """File names with these endings (in any case) are taken for images when a folder is searched."""
 
-_CHUNK = 64  # images that a hashing thread takes at a time
 _SETTLING_NS = 2e9  # a file that changed so recently may change again without its times telling
 _MAX_HASHES = 1_000_000
 
@@ -94,7 +95,8 @@ def load_image(source: ImageSource, min_side: int | None = None, max_pixels: int
     if isinstance(source, str | os.PathLike):
         return decode_file(Path(source), min_side, max_pixels)
     if isinstance(source, np.ndarray | torch.Tensor):
-        return naming(f"the {type(source).__name__}", lambda: rgb_from_array(source))
+        with naming(f"the {type(source).__name__}"):
+            return rgb_from_array(source)
     if isinstance(source, Image.Image):
         return decode_pil(source)
     if isinstance(source, LazyImage):
@@ -148,7 +150,7 @@ def image_batches(
         try:
             image = load_image(source, min_side)
         except ImageError as error:
-            if names_itself(source):
+            if _names_itself(source):
                 raise
             number = position if numbers is None else numbers[position]
             raise ImageError(f"image number {number} (counting from 0): {error}") from error
@@ -157,16 +159,13 @@ def image_batches(
     return _stacked(_in_order(prepare, sources, workers, batch_size * ahead + workers), batch_size)
 
 
-def names_itself(source: ImageSource) -> bool:
+def _names_itself(source: ImageSource) -> bool:
     """Return whether the errors about an image say which it is; all others need a number."""
     return source.names_itself if isinstance(source, LazyImage) else isinstance(source, str | os.PathLike)
 
 
 def _in_order(
-    prepare: Callable[[int, ImageSource], torch.Tensor],
-    sources: Iterable[ImageSource],
-    workers: int,
-    ahead: int,
+    prepare: Callable[[int, ImageSource], torch.Tensor], sources: Iterable[ImageSource], workers: int, ahead: int
 ) -> Generator[torch.Tensor, None, None]:
     """Map `prepare` over numbered sources in threads, keeping order, at most `ahead` before the consumer."""
     if workers == 0:
@@ -198,19 +197,12 @@ def _stacked(tensors: Generator[torch.Tensor, None, None], batch_size: int) -> I
             yield torch.stack(batch)
 
 
+@dataclass
 class _MemoryBudget:
-    """So many bytes for all images of one `cache_decoded` together."""
+    """The bytes that are left for all images of one `cache_decoded` together."""
 
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._lock = threading.Lock()
-
-    def reserve(self, size: int) -> bool:
-        """Reserve so many bytes, and return whether there were as many."""
-        with self._lock:
-            fits = size <= self._left
-            self._left -= size if fits else 0
-            return fits
+    left: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _CachedImage(LazyImage):
@@ -218,6 +210,7 @@ class _CachedImage(LazyImage):
 
     def __init__(self, source: ImageSource, min_side: int | None, budget: _MemoryBudget) -> None:
         self._source, self._min_side, self._budget = source, min_side, budget
+        self.names_itself = _names_itself(source)
         self._image: Image.Image | None = None
 
     @property
@@ -228,15 +221,14 @@ class _CachedImage(LazyImage):
         content = content_identity(self._source)
         return None if content is None else f"{content}:{self._min_side}"
 
-    @property
-    def names_itself(self) -> bool:
-        return names_itself(self._source)
-
     def load(self, max_pixels: int) -> Image.Image:
         if self._image is None:  # two threads may come here at once; then both decode, and one result stays
             image = load_image(self._source, self._min_side, max_pixels)
-            if not self._budget.reserve(3 * image.width * image.height):
-                return image
+            size = 3 * image.width * image.height
+            with self._budget.lock:
+                if size > self._budget.left:
+                    return image
+                self._budget.left -= size
             self._image = image
         return self._image.copy()
 
@@ -272,7 +264,7 @@ def image_identity(source: ImageSource) -> str:
 
 
 def content_identity(source: ImageSource) -> str | None:
-    """Return 64 hexadecimal digits that are equal for equal images, or None if the image cannot be read or told.
+    """Return 64 hexadecimal digits that are equal for equal images, or None if the image cannot be read or hashed.
 
     Of a file, its bytes count, not its name; of pixels in memory, what `load_image` makes of them; a `LazyImage` says
     itself what it follows from. A file that cannot be read is no error here: decoding it has the better message.
@@ -291,10 +283,8 @@ def content_identity(source: ImageSource) -> str | None:
 
 def content_identities(sources: Sequence[ImageSource]) -> list[str | None]:
     """Return the content identities of many images; files are read in threads."""
-    chunks = [sources[i : i + _CHUNK] for i in range(0, len(sources), _CHUNK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="hash") as pool:
-        found = pool.map(lambda chunk: [content_identity(source) for source in chunk], chunks)
-        return [content for chunk in found for content in chunk]
+        return list(pool.map(content_identity, sources))
 
 
 def _file_hash(path: Path) -> str | None:

@@ -8,12 +8,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.errors import DataError
-
-NaturalKey: TypeAlias = tuple[tuple[str | int, ...], str]
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays element by element has no single answer
@@ -43,8 +41,16 @@ class LabelledImages:
         for name in self.class_names:
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"{name!r} is not a class name; use non-empty strings")
+        last = len(self.class_names) - 1
         for position, label in enumerate(self.labels):
-            self.labels[position] = _checked_label(label, position, len(self.class_names))
+            try:
+                self.labels[position] = value = operator.index(label)
+            except TypeError:
+                raise DataError(f"label {label!r} of image {position} is not an integer; use 0..{last}") from None
+            if not 0 <= value <= last:
+                raise DataError(
+                    f"label {value} of image {position} is outside 0..{last}: there are {last + 1} class names"
+                )
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -92,10 +98,9 @@ def from_lists(
     if any(strings) and not all(strings):
         raise DataError("labels mix strings with other types; use one kind for all images")
     if class_names is None:
-        class_names = _names_from_labels(label_list, known)
+        class_names = _classes_of(label_list, known)
     if any(strings):
-        index = ClassIndex(class_names)
-        label_list = [index.label(label, "label") for label in label_list]
+        label_list = find_labels(label_list, class_names, "label")
     return LabelledImages(source_list, label_list, list(class_names))
 
 
@@ -121,14 +126,14 @@ def require_two_classes(class_names: Sequence[str], where: str, advice: str) -> 
         raise DataError(f"{where} has only one class, {class_names[0]!r}; at least two are needed. {advice}")
 
 
-def extend_classes(known: Sequence[str], spellings: Iterable[str]) -> list[str]:
-    """Return the `known` class names, then those that `spellings` add to them, cleaned and in natural order."""
+def extend_classes(known: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the `known` class names, then those that `names` add to them, cleaned and in natural order."""
     have = {name_key(name) for name in known}
-    return [*known, *sorted((class_name_from_folder(s) for s in spellings if name_key(s) not in have), key=natural_key)]
+    return [*known, *sorted((class_name_from_folder(n) for n in names if name_key(n) not in have), key=natural_key)]
 
 
-def _names_from_labels(labels: list[Any], known: Sequence[str]) -> list[str]:
-    """Return class names from string labels, or the known ones for integers."""
+def _classes_of(labels: list[Any], known: Sequence[str]) -> list[str]:
+    """Return the class names that string labels stand for, or the known ones for integers."""
     if not labels:
         raise DataError("there are no images; give at least one image of each of two classes")
     if not isinstance(labels[0], str):
@@ -138,24 +143,11 @@ def _names_from_labels(labels: list[Any], known: Sequence[str]) -> list[str]:
             "labels are numbers without names, and the prompts need names: pass class_names, "
             "for example ['cat', 'dog'] for the labels 0 and 1, or [str(i) for i in range(10)] for digits"
         )
-    spellings = sorted(set(labels))
-    check_distinct(spellings, "label")
-    names = extend_classes(known, spellings)
+    distinct = sorted(set(labels))
+    check_distinct(distinct, "label")
+    names = extend_classes(known, distinct)
     require_two_classes(names, "the list of labels", "Pass class_names if the others just do not occur here.")
     return names
-
-
-def _checked_label(label: Any, position: int, classes: int) -> int:
-    """Return a label as a plain int in 0..classes-1."""
-    try:
-        value = operator.index(label)
-    except TypeError:
-        raise DataError(f"label {label!r} of image {position} is not an integer; use 0..{classes - 1}") from None
-    if not 0 <= value < classes:
-        raise DataError(
-            f"label {value} of image {position} is outside 0..{classes - 1}: there are {classes} class names"
-        )
-    return value
 
 
 def class_name_from_folder(name: str) -> str:
@@ -187,31 +179,23 @@ def check_distinct(names: Iterable[str], what: str) -> None:
         seen[key] = name
 
 
-class ClassIndex:
-    """The labels of known class names, looked up whatever a name's case, underscores and spaces.
+def find_labels(names: Iterable[str], class_names: Sequence[str], what: str) -> list[int]:
+    """Return the label of each name among C different class names, whatever its case, underscores and spaces.
 
-    Args:
-        class_names: C known names, no two of them the same class.
+    If a name is none of them, the error says `what` it is and suggests the nearest.
     """
-
-    def __init__(self, class_names: Sequence[str]) -> None:
-        check_distinct(class_names, "class name")
-        self._class_names = list(class_names)
-        self._labels = {name_key(name): label for label, name in enumerate(class_names)}
-
-    def label(self, name: str, what: str) -> int:
-        """Return the label, in 0..C-1, of `name`; `what` says in the error message what the name is."""
-        try:
-            return self._labels[name_key(name)]
-        except KeyError:
+    check_distinct(class_names, "class name")
+    labels = {name_key(name): label for label, name in enumerate(class_names)}
+    found = []
+    for name in names:
+        if name_key(name) not in labels:
+            close = difflib.get_close_matches(name_key(name), labels, n=1)
+            suggestion = f" Did you mean {class_names[labels[close[0]]]!r}?" if close else ""
             raise DataError(
-                f"the {what} {name!r} is none of the known classes.{self._suggestion(name)} "
-                f"Known: {shown(self._class_names)}"
-            ) from None
-
-    def _suggestion(self, name: str) -> str:
-        close = difflib.get_close_matches(name_key(name), self._labels, n=1)
-        return f" Did you mean {self._class_names[self._labels[close[0]]]!r}?" if close else ""
+                f"the {what} {name!r} is none of the known classes.{suggestion} Known: {shown(class_names)}"
+            )
+        found.append(labels[name_key(name)])
+    return found
 
 
 def shown(names: Sequence[str], most: int = 20, quote: Callable[[str], str] = repr) -> str:
@@ -220,7 +204,7 @@ def shown(names: Sequence[str], most: int = 20, quote: Callable[[str], str] = re
     return ", ".join(map(quote, names[:most])) + more
 
 
-def natural_key(name: str) -> NaturalKey:
+def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
     """Return a sorting key: case-insensitive, numbers by value ("img2" before "IMG10"), ties by spelling."""
     # Splitting at numbers alternates text, number, text, ...: like is always compared with like.
     pieces = re.split("([0-9]+)", name.casefold())

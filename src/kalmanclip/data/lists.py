@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kalmanclip.data.folder import read_text
+from kalmanclip.data.folder import parse_json, read_text
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import from_lists, shown
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
@@ -18,6 +17,7 @@ from kalmanclip.errors import DataError
 Row: TypeAlias = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3 of photos.csv"), and its columns."""
 
+_ENDINGS = (".csv", ".json", ".jsonl", ".ndjson")
 _IMAGE, _LABEL, _CAPTION = ("image", "path"), ("class", "label"), ("caption", "text")
 _SPLIT = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"}
 _SPLIT |= {"test": "test", "testing": "test"}
@@ -38,9 +38,8 @@ def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = 
     Raises:
         DataError: the list cannot be read, a row lacks something, or images are missing.
     """
-    place = Path(path)
-    rows = _rows(place)
-    sources = _images(place, rows)
+    rows = _rows(Path(path))
+    sources = _images(Path(path), rows)
     labels = [_column(row, _LABEL) for row in rows]
     if class_names is not None and all(isinstance(label, str) and label.isdecimal() for label in labels):
         labels = [int(label) for label in labels]
@@ -56,24 +55,22 @@ def read_captions(path: str | os.PathLike[str], split: str | None = None) -> Cap
         path: the list.
         split: only the rows of this split; None takes all.
     """
-    place = Path(path)
-    rows = [row for row in _rows(place) if split is None or _split(row) == split]
+    rows = [row for row in _rows(Path(path)) if split is None or _split(row) == split]
     if not rows:
-        raise DataError(f"{place} has no rows with split {split!r}; leave the split out, or add the column")
-    return _pairs(place, rows)
+        raise DataError(f"{path} has no rows with split {split!r}; leave the split out, or add the column")
+    return _pairs(Path(path), rows)
 
 
 def read_caption_splits(path: str | os.PathLike[str]) -> CaptionedSplits:
     """Return all splits of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
-    place = Path(path)
-    rows = _rows(place)
-    pairs = _pairs(place, rows)
+    rows = _rows(Path(path))
+    pairs = _pairs(Path(path), rows)
     return CaptionedSplits(**{split: pairs.subset(own) for split, own in _positions(rows).items()})
 
 
 def is_list(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is called like a list."""
-    return Path(path).suffix.lower() in _READERS
+    """Return whether a path is a list, by its ending; a folder may be called so, too."""
+    return Path(path).suffix.lower() in _ENDINGS and not Path(path).is_dir()
 
 
 def has_captions_only(path: str | os.PathLike[str]) -> bool:
@@ -100,49 +97,29 @@ def _pairs(place: Path, rows: Sequence[Row]) -> CaptionedImages:
 def _rows(path: Path) -> list[Row]:
     """Return all rows of a list, with where they stand."""
     if not is_list(path):
-        raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(_READERS)}")
+        raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(_ENDINGS)}")
     if not path.is_file():
         raise DataError(f"there is no list {path}; check the path")
-    rows = _READERS[path.suffix.lower()](path, read_text(path))
+    example = 'objects such as {"image": "a.jpg", "class": "cat"}'
+    text, ending = read_text(path), path.suffix.lower()
+    rows: list[tuple[str, Any]]
+    if ending == ".csv":
+        reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+        rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
+    elif ending == ".json":
+        content = parse_json(text, path)
+        if not isinstance(content, list):
+            raise DataError(f"{path} must hold a list of {example}")
+        rows = [(f"entry {number} of {path}", row) for number, row in enumerate(content)]
+    else:
+        lines = ((f"line {number} of {path}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        rows = [(where, parse_json(line, where)) for where, line in lines]
     if not rows:
         raise DataError(f"{path} has no rows; list at least one image")
-    return rows
-
-
-def _csv(path: Path, text: str) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
-    return [
-        (f"line {reader.line_num} of {path}", {str(key).strip().lower(): value for key, value in row.items()})
-        for row in reader
-    ]
-
-
-def _json(path: Path, text: str) -> list[Row]:
-    content = _parsed(text, str(path))
-    if not isinstance(content, list):
-        raise DataError(f'{path} must hold a list of objects such as {{"image": "a.jpg", "class": "cat"}}')
-    return [_object(row, f"entry {number} of {path}") for number, row in enumerate(content)]
-
-
-def _json_lines(path: Path, text: str) -> list[Row]:
-    lines = ((f"line {number} of {path}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
-    return [_object(_parsed(line, where), where) for where, line in lines]
-
-
-_READERS = {".csv": _csv, ".json": _json, ".jsonl": _json_lines, ".ndjson": _json_lines}
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
-
-
-def _object(row: Any, where: str) -> Row:
-    if not isinstance(row, dict):
-        raise DataError(f'{where} is {row!r}; use objects such as {{"image": "a.jpg", "class": "cat"}}')
-    return where, {key.lower(): value for key, value in row.items()}
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{where} is {row!r}; use {example}")
+    return [(where, {str(key).strip().lower(): value for key, value in row.items()}) for where, row in rows]
 
 
 def _column(row: Row, names: Sequence[str]) -> Any:

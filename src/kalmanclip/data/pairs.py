@@ -47,13 +47,7 @@ class CaptionedImages:
 
 @dataclass(frozen=True, eq=False)
 class CaptionedSplits:
-    """A data set of pairs: its splits, None where there is none.
-
-    Attributes:
-        train: the pairs to learn from.
-        val: the pairs to choose on.
-        test: the pairs to measure on.
-    """
+    """A data set of pairs: those to learn from, to choose on and to measure on; None where there are none."""
 
     train: CaptionedImages | None = None
     val: CaptionedImages | None = None
@@ -78,7 +72,7 @@ class PairIndex:
 
     Attributes:
         sources: N different images.
-        texts: M different captions, as first spelled.
+        texts: M different captions, as first written.
         matches: P pairs of a position in `sources` and one in `texts`.
     """
 
@@ -98,19 +92,15 @@ def index_pairs(pairs: CaptionedImages) -> PairIndex:
     Images with equal content are one, whatever they are called: lists often repeat a file for each of its captions,
     and tables its bytes. Texts are compared by `caption_key`.
     """
-    images: dict[Hashable, int] = {}
-    texts: dict[str, int] = {}
-    index = PairIndex([], [], [])
     contents = content_identities(pairs.sources)
-    for source, content, caption in zip(pairs.sources, contents, pairs.captions, strict=True):
-        image = images.setdefault(content or _called(source), len(images))
-        text = texts.setdefault(caption_key(caption), len(texts))
-        if image == len(index.sources):
-            index.sources.append(source)
-        if text == len(index.texts):
-            index.texts.append(caption.strip())
-        index.matches.append((image, text))
-    return index
+    keys = [content or _fallback_key(source) for content, source in zip(contents, pairs.sources, strict=True)]
+    images, first_image = _numbered(keys)
+    texts, first_text = _numbered(list(map(caption_key, pairs.captions)))
+    return PairIndex(
+        [pairs.sources[i] for i in first_image],
+        [pairs.captions[i].strip() for i in first_text],
+        list(zip(images, texts, strict=True)),
+    )
 
 
 def task_from_pairs(pairs: CaptionedImages, seed: int = 0, same: Sequence[Hashable] | None = None) -> FewShotTask:
@@ -125,27 +115,25 @@ def task_from_pairs(pairs: CaptionedImages, seed: int = 0, same: Sequence[Hashab
     Raises:
         DataError: fewer than two different captions: there is nothing to tell apart.
     """
-    keys = [caption_key(caption) for caption in pairs.captions] if same is None else same
-    labels: dict[Hashable, int] = {}
-    names: list[str] = []
-    for key, caption in zip(keys, pairs.captions, strict=True):
-        if labels.setdefault(key, len(labels)) == len(names):
-            names.append(caption.strip())
-    if len(names) < 2:
+    labels, first = _numbered(list(map(caption_key, pairs.captions)) if same is None else same)
+    if len(first) < 2:
         raise DataError(
-            f"{len(names)} different captions are too few to learn from; give at least two, to be told apart"
+            f"{len(first)} different captions are too few to learn from; give at least two, to be told apart"
         )
-    return FewShotTask(
-        LabelledImages(pairs.sources, [labels[key] for key in keys], names), templates=CAPTION_TEMPLATES, seed=seed
-    )
+    texts = [pairs.captions[i].strip() for i in first]
+    return FewShotTask(LabelledImages(pairs.sources, labels, texts), templates=CAPTION_TEMPLATES, seed=seed)
 
 
-def labelled_captions(images: LabelledImages, template: str) -> CaptionedImages:
-    """Return labelled images as pairs with the prompt of their class."""
-    return CaptionedImages(images.sources, [template.replace("{}", images.class_names[i]) for i in images.labels])
+def _numbered(keys: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+    """Return the number of each key, counted in order of first appearance, and where each number first appears."""
+    first: dict[Hashable, int] = {}
+    for position, key in enumerate(keys):
+        first.setdefault(key, position)
+    number = {key: i for i, key in enumerate(first)}
+    return [number[key] for key in keys], list(first.values())
 
 
-def _called(source: ImageSource) -> Hashable:
+def _fallback_key(source: ImageSource) -> Hashable:
     """Return what tells an image with unknown content from others: its path, its identity, or being that object."""
     if isinstance(source, str | os.PathLike):
         return os.path.normpath(os.fspath(source))

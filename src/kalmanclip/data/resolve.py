@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kalmanclip.data import lists
 from kalmanclip.data.catalog import DATA_SETS, catalog_key, find_dataset, load_dataset
 from kalmanclip.data.folder import read_folder
 from kalmanclip.data.hub import HUB, read_hugging_face
-from kalmanclip.data.labelled import ClassIndex, LabelledImages
+from kalmanclip.data.labelled import LabelledImages, find_labels
+from kalmanclip.data.lists import is_list, read_list
 from kalmanclip.data.shots import read_shot_lists
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
@@ -55,11 +55,6 @@ def is_registered(place: str) -> bool:
     return catalog_key(place.partition(":")[0]) in DATA_SETS
 
 
-def is_list(place: str) -> bool:
-    """Return whether this is a list of images, by its ending; a folder may be called so, too."""
-    return lists.is_list(place) and not Path(place).is_dir()
-
-
 def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
     """Return the splits of a data set; no image is opened.
 
@@ -68,7 +63,6 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
         root: where the data sets of the catalog lie; see `catalog.data_root`.
 
     Raises:
-        ConfigError: there is no such name.
         DataError: the data set is not there, or not complete.
     """
     _, place = split_name(spec)
@@ -83,12 +77,22 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
                 raise
             raise DataError(f"{error}. If you mean the folder {place} here, write ./{place}") from error
     if is_list(place):
-        return lists.read_list(Path(place).expanduser())
+        return read_list(Path(place).expanduser())
     pair = _folder_pair(place)
-    if pair is None:
-        return _read_split_folders(_existing_folder(place))
-    train = read_folder(pair[0])
-    return Splits(train, test=read_folder(pair[1], train.class_names))
+    if pair is not None:
+        train = read_folder(pair[0])
+        return Splits(train, test=read_folder(pair[1], train.class_names))
+    folder = _existing_folder(place)
+    missing = [split for split in ("train", "test") if not (folder / split).is_dir()]
+    if missing:
+        raise DataError(
+            f"{folder} has no folder {missing[0]}/. A data set to compare on is a folder with train/ and test/ "
+            "(and val/, if there is one), each with one folder per class; or two folders, written train:test."
+        )
+    train = read_folder(folder / "train")
+    val = read_folder(folder / "val", train.class_names) if (folder / "val").is_dir() else None
+    test = read_folder(folder / "test", train.class_names)
+    return Splits(train, val, test, shot_lists=read_shot_lists(folder, train))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +129,6 @@ def read_shift(
 
     Raises:
         DataError: there are no test images, or they show something that is none of the classes.
-        ConfigError: there is no such data set.
     """
     _, place = split_name(spec)
     if place.startswith(HUB) or is_registered(place):
@@ -136,7 +139,7 @@ def read_shift(
         names = [class_names[column] for column in columns]
         return Shift(LabelledImages(splits.test.sources, splits.test.labels, names), columns)
     if is_list(place):
-        splits = lists.read_list(Path(place).expanduser(), class_names)
+        splits = read_list(Path(place).expanduser(), class_names)
         images = splits.test or splits.items()[0][1]
     else:
         folder = _existing_folder(place)
@@ -153,8 +156,7 @@ def _columns(splits: Splits, class_names: Sequence[str], imagenet_labels: Sequen
         if unknown:
             raise DataError(f"the class {unknown[0]!r} is none of the known classes; choose another shift")
         return tuple(column_of[label] for label in splits.imagenet_labels)
-    index = ClassIndex(class_names)
-    return tuple(index.label(name, "class") for name in splits.class_names)
+    return tuple(find_labels(splits.class_names, class_names, "class"))
 
 
 def _existing_folder(place: str) -> Path:
@@ -177,16 +179,3 @@ def _folder_pair(place: str) -> tuple[Path, Path] | None:
     cuts = [match.start() for match in re.finditer(":", place)]
     pairs = [(Path(place[:cut]).expanduser(), Path(place[cut + 1 :]).expanduser()) for cut in cuts]
     return next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)
-
-
-def _read_split_folders(folder: Path) -> Splits:
-    missing = [split for split in ("train", "test") if not (folder / split).is_dir()]
-    if missing:
-        raise DataError(
-            f"{folder} has no folder {missing[0]}/. A data set to compare on is a folder with train/ and test/ "
-            "(and val/, if there is one), each with one folder per class; or two folders, spelled train:test."
-        )
-    train = read_folder(folder / "train")
-    val = read_folder(folder / "val", train.class_names) if (folder / "val").is_dir() else None
-    test = read_folder(folder / "test", train.class_names)
-    return Splits(train, val, test, shot_lists=read_shot_lists(folder, train))

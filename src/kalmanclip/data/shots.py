@@ -55,7 +55,6 @@ def hold_out(images: LabelledImages, count: int, seed: int) -> tuple[LabelledIma
     """Split off ``count`` random images of each class: (the rest, held out), the same for the same seed.
 
     Raises:
-        ConfigError: the count is not positive.
         DataError: a class would have no image left to learn from.
     """
     if count < 1:
@@ -84,15 +83,7 @@ class ShotList:
     positions: tuple[int, ...]
 
     def first(self, images: LabelledImages, shots: int) -> list[int]:
-        """Return the positions of the first K images of each class, class after class.
-
-        Args:
-            images: the train split that the list is of.
-            shots: K.
-
-        Raises:
-            DataError: a class has fewer than K images in the list.
-        """
+        """Return the positions in the train split `images` of the first K of each class, class after class."""
         members = class_members(images, self.positions)
         short = [name for name, own in zip(images.class_names, members, strict=True) if len(own) < shots]
         if short:
@@ -133,25 +124,21 @@ def read_shot_lists(folder: str | os.PathLike[str], train: LabelledImages) -> Sh
         DataError: a list is empty, or names images that are not there.
     """
     place = Path(folder)
-    found = ((_NAME.fullmatch(path.name), path) for path in sorted(place.iterdir()))
-    files = {(int(match[1]), int(match[2])): path for match, path in found if match}
+    files = [(match, path) for path in sorted(place.iterdir()) if (match := _NAME.fullmatch(path.name))]
     if not files:
         return None
-    known: dict[str, int] = {}
-    for position, source in enumerate(train.sources):
-        if isinstance(source, str | os.PathLike):
-            known[Path(source).relative_to(place / "train").as_posix()] = position
-    return ShotLists({key: _read(path, known) for key, path in files.items()})
-
-
-def _read(path: Path, known: Mapping[str, int]) -> ShotList:
-    lines = [line.strip().replace("\\", "/") for line in read_text(path).splitlines() if line.strip()]
-    if not lines:
-        raise DataError(f"the shot list {path} is empty; write one image per line, or remove it")
-    missing = [line for line in lines if line not in known]
-    if missing:
-        raise DataError(
-            f"the shot list {path} names {len(missing)} images that are not in train/: {shown(missing, 5, str)}. "
-            "Its lines are paths under train/, such as cat/1.jpg"
-        )
-    return ShotList(path.name, tuple(known[line] for line in lines))
+    paths = [Path(source) if isinstance(source, str | os.PathLike) else None for source in train.sources]
+    known = {path.relative_to(place / "train").as_posix(): i for i, path in enumerate(paths) if path is not None}
+    lists: dict[tuple[int, int], ShotList] = {}
+    for match, path in files:
+        lines = [line.strip().replace("\\", "/") for line in read_text(path).splitlines() if line.strip()]
+        if not lines:
+            raise DataError(f"the shot list {path} is empty; write one image per line, or remove it")
+        missing = [line for line in lines if line not in known]
+        if missing:
+            raise DataError(
+                f"the shot list {path} names {len(missing)} images that are not in train/: {shown(missing, 5, str)}. "
+                "Its lines are paths under train/, such as cat/1.jpg"
+            )
+        lists[int(match[1]), int(match[2])] = ShotList(path.name, tuple(known[line] for line in lines))
+    return ShotLists(lists)

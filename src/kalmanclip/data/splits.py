@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -72,6 +72,7 @@ def make_splits(
     val: Sequence[Item] | None = None,
     test: Sequence[Item] | None = None,
     origin: str = PUBLISHED,
+    imagenet_labels: Iterable[int] | None = None,
 ) -> Splits:
     """Return `Splits` of lists of images with labels; None stays None."""
 
@@ -80,7 +81,8 @@ def make_splits(
             return None
         return LabelledImages([source for source, _ in items], [label for _, label in items], list(class_names))
 
-    return Splits(images(train), images(val), images(test), origin)
+    related = None if imagenet_labels is None else tuple(imagenet_labels)
+    return Splits(images(train), images(val), images(test), origin, imagenet_labels=related)
 
 
 def train_val(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:

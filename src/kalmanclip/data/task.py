@@ -81,7 +81,7 @@ class FewShotTask:
         """Return what `from_dict` needs besides the data set: the draw and the templates, ready for JSON."""
         if self.draw is None:
             raise ConfigError("this task was not drawn by few_shot_task, so there is no draw to record")
-        draw = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.draw).items()}
+        draw = asdict(self.draw) | {"train": list(self.draw.train), "validation": list(self.draw.validation)}
         return {"draw": draw, "templates": list(self.templates)}
 
     @classmethod
@@ -112,7 +112,21 @@ class FewShotTask:
                     f"the {split} split is not the one that the task was drawn from: images or classes were added, "
                     "removed, renamed or reordered. Restore the data set and its splits, or draw again"
                 )
-        return _task(draw, train, val, test, templates)
+        return cls.of_draw(draw, train, val, test, templates)
+
+    @classmethod
+    def of_draw(
+        cls,
+        draw: Draw,
+        train: LabelledImages,
+        val: LabelledImages | None,
+        test: LabelledImages | None,
+        templates: Iterable[str],
+    ) -> "FewShotTask":
+        """Return the task that a draw from these splits makes."""
+        pool = {"train": train, "val": val, None: None}[draw.validation_from]
+        validation = None if pool is None else pool.subset(draw.validation)
+        return cls(train.subset(draw.train), validation, test, tuple(templates), draw.seed, draw)
 
 
 def few_shot_task(
@@ -164,25 +178,16 @@ def few_shot_task(
         taken = set(chosen)
         rest = [position for position in range(len(train)) if position not in taken]
         validation = [rest[i] for i in sample_indices(train.subset(rest), wanted, seed)]
-    source = None if not validation else "train" if val is None else "val"
-    splits = {"train": train} if val is None else {"train": train, "val": val}
-    prints = {split: fingerprint(images) for split, images in splits.items()}
-    name = None if listed is None else listed.name
-    draw = Draw(shots, seed, tuple(chosen), tuple(validation), source, prints, name)
-    return _task(draw, train, val, test, validate_templates(templates))
-
-
-def _task(
-    draw: Draw,
-    train: LabelledImages,
-    val: LabelledImages | None,
-    test: LabelledImages | None,
-    templates: tuple[str, ...],
-) -> FewShotTask:
-    """Return the task of a draw."""
-    pool = {"train": train, "val": val, None: None}[draw.validation_from]
-    validation = None if pool is None else pool.subset(draw.validation)
-    return FewShotTask(train.subset(draw.train), validation, test, templates, draw.seed, draw)
+    draw = Draw(
+        shots,
+        seed,
+        tuple(chosen),
+        tuple(validation),
+        validation_from=None if not validation else "train" if val is None else "val",
+        fingerprints={"train": fingerprint(train)} | ({} if val is None else {"val": fingerprint(val)}),
+        shot_list=None if listed is None else listed.name,
+    )
+    return FewShotTask.of_draw(draw, train, val, test, validate_templates(templates))
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

@@ -16,12 +16,14 @@ from kalmanclip.metrics.classification import (
     summarise,
     top_k_accuracy,
 )
-from kalmanclip.metrics.detection import detection_auroc, fpr_at_tpr, maximum_softmax
 from kalmanclip.metrics.retrieval import RetrievalRecall, embedding_recall, recall_at_k
-from kalmanclip.metrics.selective import (
+from kalmanclip.metrics.uncertainty import (
     RiskCoverage,
     area_under_risk_coverage,
+    detection_auroc,
     failure_auroc,
+    fpr_at_tpr,
+    maximum_softmax,
     risk_coverage,
     standardized_margin,
 )

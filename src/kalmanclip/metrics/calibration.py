@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import sklearn.metrics
@@ -45,11 +46,10 @@ def reliability_table(probabilities: ArrayLike, labels: ArrayLike, bins: int = B
     # rounding may carry a probability slightly past 1; it still belongs to the last bin
     place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
     rows = []
-    for b in range(bins):
+    for b, (lower, upper) in enumerate(pairwise(map(float, edges))):
         inside = place == b
-        n = int(inside.sum())
-        means = (float(confidence[inside].mean()), float(correct[inside].mean())) if n else (None, None)
-        rows.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), n, *means))
+        means = (float(confidence[inside].mean()), float(correct[inside].mean())) if inside.any() else (None, None)
+        rows.append(ReliabilityBin(lower, upper, int(inside.sum()), *means))
     return rows
 
 

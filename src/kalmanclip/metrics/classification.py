@@ -10,7 +10,7 @@ import sklearn.metrics
 from numpy.typing import ArrayLike
 
 from kalmanclip.metrics.calibration import brier_score, expected_calibration_error, negative_log_likelihood
-from kalmanclip.metrics.selective import failure_auroc
+from kalmanclip.metrics.uncertainty import failure_auroc
 
 
 def accuracy(labels: ArrayLike, predicted: ArrayLike) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import hypergeom  # type: ignore[import-untyped]
 
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 
@@ -52,7 +53,7 @@ def recall_at_k(similarities: ArrayLike, matches: ArrayLike, ks: Sequence[int] =
     S = np.asarray(similarities)
     if S.ndim != 2:
         raise DataError(f"similarities must be a matrix (images, texts), not an array of shape {S.shape}")
-    return _both(lambda a, b: S[a:b], lambda a, b: S.T[a:b], S.shape, matches, ks, CHUNK, 0.0)
+    return _both(lambda rows: S[rows], lambda rows: S.T[rows], S.shape, matches, ks, CHUNK, 0.0)
 
 
 def embedding_recall(
@@ -70,23 +71,16 @@ def embedding_recall(
     image, text = np.asarray(images, dtype=np.float64), np.asarray(texts, dtype=np.float64)
     if image.ndim != 2 or text.ndim != 2 or image.shape[1] != text.shape[1]:
         raise DataError(f"embeddings must be (N, d) and (M, d), not {image.shape} and {text.shape}")
-    shape = (len(image), len(text))
-    by_image, by_text = (lambda a, b: image[a:b] @ text.T), (lambda a, b: text[a:b] @ image.T)
-    return _both(by_image, by_text, shape, matches, ks, chunk, _rounding(image, text))
+    # A matrix product may add up one column in another order than the next; so that equal candidates are not ranked by
+    # where they stand, inner products are equal within twice the bound of their error.
+    longest = [float(np.linalg.norm(rows, axis=1).max(initial=0.0)) for rows in (image, text)]
+    tolerance = 2 * image.shape[1] * float(np.finfo(np.float64).eps) * longest[0] * longest[1]
+    by_image, by_text = (lambda rows: image[rows] @ text.T), (lambda rows: text[rows] @ image.T)
+    return _both(by_image, by_text, (len(image), len(text)), matches, ks, chunk, tolerance)
 
 
-Rows = Callable[[int, int], np.ndarray]
-"""Similarities of the queries a..b-1 with all candidates."""
-
-
-def _rounding(x: np.ndarray, y: np.ndarray) -> float:
-    """Return how far two computed inner products of rows can lie apart though they are equal: twice their error bound.
-
-    A matrix product may add up one column in another order than the next; without this, equal candidates would be
-    ranked by where they stand.
-    """
-    longest = [float(np.linalg.norm(rows, axis=1).max(initial=0.0)) for rows in (x, y)]
-    return 2 * x.shape[1] * float(np.finfo(np.float64).eps) * longest[0] * longest[1]
+Rows = Callable[[slice], np.ndarray]
+"""Similarities of some queries with all candidates."""
 
 
 def _both(
@@ -98,60 +92,42 @@ def _both(
     chunk: int,
     tolerance: float,
 ) -> RetrievalRecall:
-    pairs = _checked(matches, shape)
-    if not ks or any(k < 1 for k in ks):
-        raise ConfigError(f"recall@k needs whole numbers k of at least 1, not {list(ks)}")
-    return RetrievalRecall(
-        _direction(by_image, shape[0], shape[1], pairs, ks, chunk, tolerance),
-        _direction(by_text, shape[1], shape[0], pairs[:, ::-1], ks, chunk, tolerance),
-        *shape,
-    )
-
-
-def _checked(matches: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    """Check the arguments and return the recall of both directions."""
     pairs = np.asarray(matches)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs) or not np.issubdtype(pairs.dtype, np.integer):
         raise DataError(f"matches must be at least one pair (image, text) of whole numbers, not {pairs.shape}")
     if (pairs < 0).any() or (pairs >= np.array(shape)).any():
         raise DataError(f"a match points outside the {shape[0]} images and {shape[1]} texts")
-    return pairs
+    if not ks or any(k < 1 for k in ks):
+        raise ConfigError(f"recall@k needs whole numbers k of at least 1, not {list(ks)}")
+    image_to_text = _direction(by_image, shape[1], pairs, ks, chunk, tolerance)
+    text_to_image = _direction(by_text, shape[0], pairs[:, ::-1], ks, chunk, tolerance)
+    return RetrievalRecall(image_to_text, text_to_image, *shape)
 
 
 def _direction(
-    rows: Rows, queries: int, candidates: int, pairs: np.ndarray, ks: Sequence[int], chunk: int, tolerance: float
+    rows: Rows, candidates: int, pairs: np.ndarray, ks: Sequence[int], chunk: int, tolerance: float
 ) -> dict[int, float]:
     """Return the recall of the queries, the first column of ``pairs`` (P, 2); scores within ``tolerance`` are equal."""
     hits = dict.fromkeys(ks, 0.0)
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    step = max(1, chunk // max(candidates, 1))
-    for begin in range(0, queries, step):
-        end = min(begin + step, queries)
-        first, last = np.searchsorted(pairs[:, 0], (begin, end))
-        if first == last:
+    step = max(1, chunk // candidates)
+    for begin in range(0, int(pairs[:, 0].max()) + 1, step):
+        inside = pairs[(pairs[:, 0] >= begin) & (pairs[:, 0] < begin + step)]
+        if not len(inside):
             continue
-        own = np.zeros((end - begin, candidates), dtype=bool)
-        own[pairs[first:last, 0] - begin, pairs[first:last, 1]] = True
-        asked = own.any(axis=1)
-        score, own = rows(begin, end)[asked], own[asked]
+        score = rows(slice(begin, begin + step))
+        own = np.zeros(score.shape, dtype=bool)
+        own[inside[:, 0] - begin, inside[:, 1]] = True
+        score, own = score[own.any(axis=1)], own[own.any(axis=1)]
         if not np.isfinite(score).all():
             raise NumericalError("Some similarities are not finite, so nothing can be ranked. Check the embeddings.")
         best = np.where(own, score, -np.inf).max(axis=1, keepdims=True)
         ahead = (score > best + tolerance).sum(axis=1)  # a match is never ahead of the best match
         level = np.abs(score - best) <= tolerance
+        tied, matching = level.sum(axis=1), (level & own).sum(axis=1)
         for k in ks:
-            hits[k] += _chance(k - ahead, (level & own).sum(axis=1), (level & ~own).sum(axis=1)).sum()
-    asked_in_all = len(np.unique(pairs[:, 0]))
-    return {k: float(total / asked_in_all) for k, total in hits.items()}
-
-
-def _chance(places: np.ndarray, own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return how likely one of ``own`` is among the first ``places`` of ``own + others`` in random order; all (B,).
-
-    One minus the chance that all places go to others, C(others, places) / C(own + others, places).
-    """
-    free = np.clip(places, 0, others)
-    most = int((own + others).max(initial=0))
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
-    miss = log_factorial[others] - log_factorial[others - free]
-    miss = np.exp(miss - log_factorial[own + others] + log_factorial[own + others - free])
-    return np.where(places > others, 1.0, np.where(places <= 0, 0.0, 1 - miss))
+            # A miss: none of the matches is drawn for the places that are left to the candidates of this score.
+            places = np.clip(k - ahead, 0, tied)
+            hits[k] += float((1.0 - hypergeom.pmf(0, tied, matching, places)).sum())
+    asked = len(np.unique(pairs[:, 0]))
+    return {k: float(total / asked) for k, total in hits.items()}

@@ -3,14 +3,13 @@
 Every module here that has a tuple `DATA_SETS` of `DataSet` adds them to the catalog; nothing else registers them.
 """
 
-import dataclasses
 import difflib
 import importlib
 import os
 import pkgutil
 from pathlib import Path
 
-from kalmanclip.data.catalog.base import DataSet, first_existing, read_split_file
+from kalmanclip.data.catalog.base import DataSet
 from kalmanclip.data.labelled import shown
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
@@ -18,7 +17,6 @@ from kalmanclip.errors import ConfigError, DataError
 __all__ = ["DATA_SETS", "ROOT_VARIABLE", "DataSet", "catalog_key", "data_root", "find_dataset", "load_dataset"]
 
 _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-
 _FOUND = {dataset.name: dataset for module in _MODULES for dataset in getattr(module, "DATA_SETS", ())}
 
 DATA_SETS: dict[str, DataSet] = dict(sorted(_FOUND.items()))
@@ -34,16 +32,14 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def catalog_key(name: str) -> str:
-    """Return a name in the spelling of the catalog: "Oxford-Pets" is "oxford_pets"."""
+    """Return a name as the catalog has it: "Oxford-Pets" is "oxford_pets"."""
     return name.lower().replace("-", "_")
 
 
-def find_dataset(name: str) -> DataSet:
-    """Return the description of a data set.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+def find_dataset(name: str | DataSet) -> DataSet:
+    """Return the description of a data set (a description is returned as it is)."""
+    if isinstance(name, DataSet):
+        return name
     key = catalog_key(name)
     if key in DATA_SETS:
         return DATA_SETS[key]
@@ -75,10 +71,8 @@ def load_dataset(
 
     Raises:
         DataError: the data set is not there, or not complete.
-        ConfigError: there is no such data set or variant.
     """
-    known = find_dataset(dataset) if isinstance(dataset, str) else dataset
-    place = data_root(root)
+    known, place = find_dataset(dataset), data_root(root)
     folder = known.find(place)
     if folder is None:
         wanted = " or ".join(str(place / name) for name in known.folders)
@@ -86,7 +80,10 @@ def load_dataset(
             f"{known.title} was not found: there is no folder {wanted}. {known.obtain} "
             f"If it lies elsewhere, give the root or set {ROOT_VARIABLE}"
         )
-    splits = _read(known, folder, _checked_variant(known, variant))
+    if variant is not None and variant not in known.variants:
+        versions = shown(known.variants, 20, str) or "none"
+        raise ConfigError(f"{known.title} has no variant {variant!r}; known: {versions}")
+    splits = known.read_splits(folder, known.variant if variant is None else variant)
     if strict:
         problems = [*incomplete(known, splits), *_absent(splits)]
         if problems:
@@ -111,20 +108,3 @@ def _absent(splits: Splits) -> list[str]:
     first = [(split, images.sources[0]) for split, images in splits.items() if len(images)]
     files = [(split, Path(source)) for split, source in first if isinstance(source, str | os.PathLike)]
     return [f"the first image of {split}, {path}, does not exist" for split, path in files if not path.exists()]
-
-
-def _read(dataset: DataSet, folder: Path, variant: str | None) -> Splits:
-    """Read by the split file if there is one, else the data set's own way."""
-    if dataset.split_file is not None and (folder / dataset.split_file).is_file():
-        images = first_existing(folder, dataset.images)
-        splits = read_split_file(folder / dataset.split_file, images, dataset.rename)
-    else:
-        splits = dataset.read(folder, variant)
-    return dataclasses.replace(splits, templates=dataset.templates)
-
-
-def _checked_variant(dataset: DataSet, variant: str | None) -> str | None:
-    if variant is not None and variant not in dataset.variants:
-        known = shown(dataset.variants, 20, str) or "none"
-        raise ConfigError(f"{dataset.title} has no variant {variant!r}; known: {known}")
-    return variant if variant is not None else dataset.variant

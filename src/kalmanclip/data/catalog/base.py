@@ -1,14 +1,13 @@
 """What the catalog knows about a data set before any of its files is opened, and what most readers have in common."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from kalmanclip.data.folder import entries, image_files, read_text
+from kalmanclip.data.folder import entries, image_files, parse_json, read_text
 from kalmanclip.data.labelled import class_name_from_folder
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, validate_templates
 from kalmanclip.data.splits import OURS, SPLIT_FILE, SPLITS, Item, Splits, make_splits, train_val_test
@@ -42,32 +41,35 @@ class DataSet:
         title: what people call it.
         classes: the number of classes.
         folders: where it may lie under the root; the first that exists is taken.
-        read: reads the data set's own layout.
         counts: the number of images by where the splits came from (`splits.SPLIT_FILE`, ...), then by split. Splits
             that we cut out of each other are counted together: "train+val".
         licence: in a few words.
+        read: reads the data set's own layout; None: one folder per class in `images`, and no published split.
         instructions: how to get it, or what else to know for that, in full sentences.
         templates: prompt templates.
         split_file: the name of CoOp's split file, used when it is there.
-        images: where the paths in the split file start, under the folder; the first that exists is taken.
-        rename: class names in plain English instead of those in the split file.
+        images: where the class folders lie, or the paths in the split file start, under the folder; the first that
+            exists is taken.
+        rename: class names in plain English instead of those of the class folders or in the split file.
+        ignored: folders that are no classes.
         download: how torchvision gets it, if it can.
-        variants: the versions there are; `variant` is the one to read unless another is asked for.
-        variant: see `variants`.
+        variants: the versions there are.
+        variant: the version to read unless another is asked for.
     """
 
     name: str
     title: str
     classes: int
     folders: tuple[str, ...]
-    read: Reader
     counts: Mapping[str, Mapping[str, int]]
     licence: str
+    read: Reader | None = None
     instructions: str = ""
     templates: tuple[str, ...] = DEFAULT_TEMPLATES
     split_file: str | None = None
     images: tuple[str, ...] = ("",)
     rename: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     download: Download | None = None
     variants: tuple[str, ...] = ()
     variant: str | None = None
@@ -87,38 +89,40 @@ class DataSet:
         """Return the data set's folder under `root`, if it is there."""
         return next((root / folder for folder in self.folders if (root / folder).is_dir()), None)
 
+    def read_splits(self, folder: Path, variant: str | None) -> Splits:
+        """Return the splits in the data set's folder: of the split file if it is there, else of its own layout."""
+        if self.split_file is not None and (folder / self.split_file).is_file():
+            splits = read_split_file(folder / self.split_file, first_existing(folder, self.images), self.rename)
+        elif self.read is not None:
+            splits = self.read(folder, variant)
+        else:
+            folders = [f for f in class_folders(first_existing(folder, self.images)) if f.name not in self.ignored]
+            keys = [path.name for path in folders]
+            names = [class_name_from_folder(self.rename.get(key, key)) for key in keys]
+            splits = make_splits(names, *train_val_test(folder_items(folders, keys.index)), origin=OURS)
+        return replace(splits, templates=self.templates)
+
 
 def read_split_file(path: Path, images: Path, rename: Mapping[str, str]) -> Splits:
-    """Return the splits of one of CoOp's files, `split_zhou_<Dataset>.json`: lists of [path, label, class name].
-
-    Args:
-        path: the split file.
-        images: the folder where its paths start.
-        rename: class names to replace by others; underscores become spaces in all of them.
-
-    Raises:
-        DataError: the file does not have the expected form, or its labels contradict each other.
-    """
-    content = read_json(path)
+    """Return the splits of one of CoOp's files: lists of [path under `images`, label, class name]."""
+    content = parse_json(read_text(path), path)
     if not isinstance(content, dict) or not all(isinstance(content.get(split), list) for split in SPLITS):
         raise DataError(f"{path} must hold the lists train, val and test; download it again")
     names: dict[int, str] = {}
     items: dict[str, list[Item]] = {split: [] for split in SPLITS}
     for split in SPLITS:
         for number, row in enumerate(content[split]):
-            relative, label, name = _checked(row, f"entry {number} of {split!r} in {path}")
+            match row:
+                case [str(relative), int(label), str(name)] if label >= 0:
+                    pass
+                case _:
+                    where = f"entry {number} of {split!r} in {path}"
+                    raise DataError(f"{where} is {row!r} instead of [relative path, label, class name]; get it again")
             if names.setdefault(label, name) != name:
                 raise DataError(f"{path} calls label {label} both {names[label]!r} and {name!r}; download it again")
             items[split].append((images / relative, label))
     ordered = [class_name_from_folder(rename.get(name, name)) for name in in_label_order(names, path)]
-    return make_splits(ordered, **items, origin=SPLIT_FILE)
-
-
-def _checked(row: Any, where: str) -> tuple[str, int, str]:
-    match row:
-        case [str(relative), int(label), str(name)] if label >= 0:
-            return relative, label, name
-    raise DataError(f"{where} is {row!r} instead of [relative path, label, class name]; download the file again")
+    return make_splits(ordered, items["train"], items["val"], items["test"], origin=SPLIT_FILE)
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -135,33 +139,8 @@ def folder_items(folders: Iterable[Path], label_of: Callable[[str], int]) -> lis
     return [(image, label) for folder, label in labels for image in image_files(folder)]
 
 
-def unsplit_folders(
-    images: tuple[str, ...], rename: Mapping[str, str], ignored: frozenset[str] = frozenset()
-) -> Reader:
-    """Return a reader for one folder per class and no published split.
-
-    Args:
-        images: where the class folders may lie.
-        rename: class names in plain English, by folder name.
-        ignored: folders that are no classes.
-    """
-
-    def read(folder: Path, variant: str | None) -> Splits:
-        folders = [path for path in class_folders(first_existing(folder, images)) if path.name not in ignored]
-        keys = [path.name for path in folders]
-        names = [class_name_from_folder(rename.get(key, key)) for key in keys]
-        train, val, test = train_val_test(folder_items(folders, keys.index))
-        return make_splits(names, train, val, test, origin=OURS)
-
-    return read
-
-
 def first_existing(folder: Path, candidates: Sequence[str]) -> Path:
-    """Return the first of `candidates` under `folder` that exists.
-
-    Raises:
-        DataError: none does.
-    """
+    """Return the first of `candidates` under `folder` that exists."""
     for candidate in candidates:
         if (folder / candidate).exists():
             return folder / candidate
@@ -190,17 +169,9 @@ def whole(text: str, path: Path) -> int:
         raise DataError(f"{path} has {text!r} where a number is expected; unpack or download it again") from None
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
-    try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON ({error}); download it again") from error
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file that holds an object."""
-    content = read_json(path)
+    content = parse_json(read_text(path), path)
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__} instead of names and values; download it again")
     return content

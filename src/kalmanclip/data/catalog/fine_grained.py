@@ -7,6 +7,7 @@ from kalmanclip.data.catalog.base import (
     Download,
     counts,
     find_label,
+    first_existing,
     in_label_order,
     read_mat,
     read_object,
@@ -21,18 +22,14 @@ from kalmanclip.errors import DataError
 def read_pets(folder: Path, variant: str | None) -> Splits:
     """Read Oxford-IIIT Pet: annotations/{trainval,test}.txt, lines "Abyssinian_100 1 1 1"; labels start at 1."""
     names: dict[int, str] = {}
-
-    def items(split: str) -> list[Item]:
-        found: list[Item] = []
+    items: dict[str, list[Item]] = {"trainval": [], "test": []}
+    for split, found in items.items():
         path = folder / "annotations" / f"{split}.txt"
-        for image, label, _, _ in read_rows(path, 4):
-            names[whole(label, path) - 1] = class_name_from_folder(image.rsplit("_", 1)[0]).lower()
-            found.append((folder / "images" / f"{image}.jpg", whole(label, path) - 1))
-        return found
-
-    train, val = train_val(items("trainval"))
-    test = items("test")
-    return make_splits(in_label_order(names, folder), train, val, test)
+        for image, number, _, _ in read_rows(path, 4):
+            label = whole(number, path) - 1
+            names[label] = class_name_from_folder(image.rsplit("_", 1)[0]).lower()
+            found.append((folder / "images" / f"{image}.jpg", label))
+    return make_splits(in_label_order(names, folder), *train_val(items["trainval"]), items["test"])
 
 
 def read_food(folder: Path, variant: str | None) -> Splits:
@@ -47,8 +44,7 @@ def read_food(folder: Path, variant: str | None) -> Splits:
             for image in images
         ]
 
-    train, val = train_val(items("train"))
-    return make_splits(list(map(class_name_from_folder, keys)), train, val, items("test"))
+    return make_splits(list(map(class_name_from_folder, keys)), *train_val(items("train")), items("test"))
 
 
 def read_flowers(folder: Path, variant: str | None) -> Splits:
@@ -91,13 +87,13 @@ def read_cars(folder: Path, variant: str | None) -> Splits:
         rows = read_mat(folder / annotations, "annotations")
         return [(folder / images / str(row["fname"]), int(row["class"]) - 1) for row in rows]
 
-    train, val = train_val(items("cars_train", "devkit/cars_train_annos.mat"))
-    return make_splits(names, train, val, items("cars_test", "cars_test_annos_withlabels.mat"))
+    train = items("cars_train", "devkit/cars_train_annos.mat")
+    return make_splits(names, *train_val(train), items("cars_test", "cars_test_annos_withlabels.mat"))
 
 
 def read_aircraft(folder: Path, variant: str | None) -> Splits:
     """Read FGVC-Aircraft: images_variant_{train,val,test}.txt, lines "1025794 707-320"; classes in variants.txt."""
-    base = folder / "data" if (folder / "data").is_dir() else folder
+    base = first_existing(folder, ("data", ""))
     names = [row[0] for row in read_rows(base / "variants.txt", 1)]
 
     def items(split: str) -> list[Item]:

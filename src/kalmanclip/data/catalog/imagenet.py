@@ -25,11 +25,7 @@ def imagenet_class_names() -> list[str]:
 
 
 def imagenet_label(wordnet_id: str) -> int:
-    """Return the label, in 0..999, of a WordNet id.
-
-    Raises:
-        DataError: it is none of the 1000.
-    """
+    """Return the label, in 0..999, of a WordNet id."""
     try:
         return wordnet_ids()[wordnet_id]
     except KeyError:
@@ -41,12 +37,14 @@ def imagenet_label(wordnet_id: str) -> int:
 
 def read_imagenet(folder: Path, variant: str | None) -> Splits:
     """Read train and val; val, which is what everybody measures on, becomes test. Either may be absent."""
-    candidates = {split: [folder / base / split for base in ("images", ".")] for split in ("train", "val")}
-    found = {split: next((path for path in paths if path.is_dir()), None) for split, paths in candidates.items()}
-    if not any(found.values()):
+    found: dict[str, list[Item]] = {}
+    for split in ("train", "val"):
+        for place in (folder / "images" / split, folder / split):
+            if place.is_dir() and split not in found:
+                found[split] = _by_wordnet_id(place)
+    if not found:
         raise DataError(f"{folder} has neither train nor val (nor images/train, images/val); see how to obtain it")
-    items = {split: None if path is None else _by_wordnet_id(path) for split, path in found.items()}
-    return _of_all_classes(test=items["val"], train=items["train"])
+    return _of_all_classes(found.get("val"), found.get("train"))
 
 
 def read_sketch(folder: Path, variant: str | None) -> Splits:
@@ -75,8 +73,7 @@ def read_subset(folder: Path, variant: str | None) -> Splits:
     labels = sorted(imagenet_label(path.name) for path in folders)
     items = folder_items(folders, lambda name: labels.index(imagenet_label(name)))
     names = imagenet_class_names()
-    test = make_splits([names[label] for label in labels], test=items).test
-    return Splits(test=test, imagenet_labels=tuple(labels))
+    return make_splits([names[label] for label in labels], test=items, imagenet_labels=labels)
 
 
 def read_corrupted(folder: Path, variant: str | None) -> Splits:
@@ -95,8 +92,7 @@ def _by_wordnet_id(folder: Path) -> list[Item]:
 
 
 def _of_all_classes(test: list[Item] | None, train: list[Item] | None = None) -> Splits:
-    splits = make_splits(imagenet_class_names(), train=train, test=test)
-    return Splits(splits.train, None, splits.test, imagenet_labels=tuple(range(len(wordnet_ids()))))
+    return make_splits(imagenet_class_names(), train, test=test, imagenet_labels=range(len(wordnet_ids())))
 
 
 DATA_SETS = (

@@ -1,4 +1,8 @@
-"""Confidence against correctness: margin, failure prediction, risk at a coverage (selective prediction)."""
+"""What a confidence is good for: failure prediction, selective prediction, out-of-distribution detection.
+
+In every function a *larger* score means "more certain", or "more like the known classes". In detection, images of the
+known classes ('inside') are the positives, all others ('outside') the negatives.
+"""
 
 from __future__ import annotations
 
@@ -73,3 +77,36 @@ def standardized_margin(mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     first, second = np.take_along_axis(mean, order, axis=1).T
     spread = np.hypot(*np.take_along_axis(std, order, axis=1).T)
     return np.asarray((first - second) / np.maximum(spread, np.finfo(spread.dtype).tiny))
+
+
+def maximum_softmax(logits: ArrayLike, temperature: float = 1.0) -> np.ndarray:
+    """Return the reference score (N,): the largest softmax probability of ``logits / temperature`` (N, C).
+
+    Of cosine similarities with temperature 1 it is the published MCM (maximum concept matching); of a model's logits
+    it is its confidence.
+    """
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    return np.asarray(1.0 / np.exp(scaled - scaled.max(axis=1, keepdims=True)).sum(axis=1))
+
+
+def detection_auroc(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Return the probability that an image of the known classes (N,) scores above another one (M,); ties count half."""
+    return failure_auroc(*_scores_and_truth(inside, outside))
+
+
+def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> float:
+    """Return FPR95, the share of outside (M,) above the strictest threshold that accepts 95 % of inside (N,).
+
+    Accepted is what scores at least the threshold.
+    """
+    # all thresholds: sklearn would drop those on straight pieces of the curve
+    scores, truth = _scores_and_truth(inside, outside)
+    false, true, _ = sklearn.metrics.roc_curve(truth, scores, drop_intermediate=False)
+    # thresholds fall, so recall rises: the first that reaches it is the strictest; rounding must not skip it
+    return float(false[np.argmax(true >= tpr - 1e-12)])
+
+
+def _scores_and_truth(inside: ArrayLike, outside: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return all scores and which are inside, both (N + M,)."""
+    a, b = np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)
+    return np.concatenate([a, b]), np.arange(len(a) + len(b)) < len(a)
