@@ -11,8 +11,8 @@ from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.experiments.aggregate import METRICS, Place, fill_cells, places_of, to_csv, to_frame
 from kalmanclip.experiments.report import MEASURES, draw_comparison, make_tables, remark, report_markdown, write_report
-from kalmanclip.experiments.select import in_order
 from kalmanclip.experiments.spec import Contamination
+from kalmanclip.experiments.store import in_order
 
 PETS = Place("pets", 4)
 

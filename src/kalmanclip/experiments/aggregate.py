@@ -13,7 +13,7 @@ import pandas as pd
 
 from kalmanclip.config import flatten
 from kalmanclip.data.corruptions import SEVERITIES
-from kalmanclip.experiments.jsonl import Record, label_of, share_of
+from kalmanclip.experiments.store import Record, label_of, share_of
 
 METRICS = ("accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
 PLACE = ["data", "shots", "share", "damage", "shift"]

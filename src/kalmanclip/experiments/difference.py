@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from kalmanclip.config import flatten
-from kalmanclip.experiments.jsonl import Record, label_of, share_of
+from kalmanclip.experiments.store import Record, label_of, share_of
 
 ABSENT = "absent"
 """What stands in changes for an option that one of two runs does not have."""

@@ -12,8 +12,8 @@ import pandas as pd
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.aggregate import Cell, Place, fill_cells, places_of, to_csv, to_frame
 from kalmanclip.experiments.figure import Picture, draw_lines
-from kalmanclip.experiments.jsonl import Record, write_jsonl
 from kalmanclip.experiments.render import Measure, Table, escape, escape_latex, title_of, to_latex, to_markdown
+from kalmanclip.experiments.store import Record, write_jsonl
 from kalmanclip.files import write_atomic
 from kalmanclip.metrics import BINS
 

@@ -16,10 +16,10 @@ from kalmanclip.data import Splits, few_shot_task
 from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
-from kalmanclip.experiments.jsonl import FORMAT
 from kalmanclip.experiments.provenance import code_version, environment, redact, split_precision
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
+from kalmanclip.experiments.store import FORMAT
 from kalmanclip.methods import METHODS, Progress, make_method, silent
 from kalmanclip.metrics import reliability_table, summarise
 

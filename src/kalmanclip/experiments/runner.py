@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kalmanclip.errors import ConfigError, KalmanClipError
-from kalmanclip.experiments.locks import Locks
 from kalmanclip.experiments.run_one import failure, run_one
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
-from kalmanclip.experiments.store import Record, Store
+from kalmanclip.experiments.store import Locks, Record, Store
 from kalmanclip.experiments.workers import Arguments, LocalPool, LocalWorker, WorkerDied
 from kalmanclip.methods import Progress, silent
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from kalmanclip.experiments.aggregate import Cell, fill_cells, to_frame
-from kalmanclip.experiments.figure import Picture
-from kalmanclip.experiments.jsonl import Record
-from kalmanclip.experiments.paper.gaps import RULE
+from kalmanclip.experiments.figure import Picture, draw_bars, draw_lines
+from kalmanclip.experiments.paper.findings import RULE
+from kalmanclip.experiments.paper.printed import READINGS
 from kalmanclip.experiments.paper.study import ZERO_SHOT, Form, Sets, Study, title_of
 from kalmanclip.experiments.render import Table, escape, to_markdown
 from kalmanclip.experiments.spec import Run
+from kalmanclip.experiments.store import Record
 
 _KEPT = 0.9
 CRITERION = (
@@ -161,3 +162,27 @@ def sheet_markdown(sheet: Sheet) -> str:
     lines += ["", "What is missing:", "", *(f"- {escape(reason)}" for reason in reasons)] if reasons else []
     lines += ["", f"Diverged: {escape(CRITERION)}"] if sheet.study.criterion else []
     return "\n".join([*lines, "", f"{sheet.progress()}."]) + "\n"
+
+
+def figure_2(sheet: Sheet) -> list[Picture]:
+    """Draw a panel per data set: accuracy against shots. What the paper has and we have not is shown, too."""
+    panels: dict[str, dict[str, dict[float, Cell]]] = {}
+    for column, (data,) in enumerate(sheet.table.columns):
+        for row, line in enumerate(sheet.form.rows):
+            cell, label = sheet.table.cell(row, column), line.fixes["label"]
+            if cell.mean is not None or cell.printed is not None:
+                # what learns nothing is the same at every number of shots
+                shots = sheet.study.shots if label == ZERO_SHOT else (line.fixes["shots"],)
+                panels.setdefault(data, {}).setdefault(label, {}).update(dict.fromkeys(shots, cell))
+    title = "Accuracy against images per class, a panel per data set"
+    return [draw_lines(title, panels, ours=READINGS)] if panels else []
+
+
+def figure_3(sheet: Sheet) -> list[Picture]:
+    """Draw bars: gains over zero-shot, a picture for each of our readings."""
+    drawn = []
+    for column, (label,) in enumerate(sheet.table.columns):
+        cells = {name: sheet.table.cell(row, column) for row, (name,) in enumerate(sheet.table.rows)}
+        if any(cell.mean is not None for cell in cells.values()):
+            drawn.append(draw_bars(f"Gain over zero-shot of {label}, by data set", cells))
+    return drawn

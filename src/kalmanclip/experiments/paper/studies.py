@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kalmanclip.experiments.paper import findings, pictures, printed
+from kalmanclip.experiments.paper import fill, findings, printed
 from kalmanclip.experiments.paper import study as forms
 from kalmanclip.experiments.paper.study import Study
 from kalmanclip.experiments.spec import Variant
@@ -95,7 +95,7 @@ _ALL = (
         printed.table_1,
         findings.figure_2,
         shots=_SHOTS,
-        draw=pictures.figure_2,
+        draw=fill.figure_2,
     ),
     Study(
         "figure3",
@@ -110,7 +110,7 @@ _ALL = (
         forms.by_gain,
         printed.figure_3,
         findings.figure_3,
-        draw=pictures.figure_3,
+        draw=fill.figure_3,
         gain=True,
     ),
     Study(
