@@ -34,13 +34,13 @@ def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=4)
-def _views(source: Source) -> Splits:
+def _splits(source: Source) -> Splits:
     return source.read()
 
 
 @lru_cache(maxsize=4)
 def _shifts(source: Source) -> dict[str, Shift]:
-    return source.read_shifts(_views(source))
+    return source.read_shifts(_splits(source))
 
 
 def run_one(
@@ -86,12 +86,12 @@ def _head(run: Run) -> dict[str, Any]:
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:
     """Draw the task, fit the method, and measure it on the test images and on those of the shifts."""
-    views = _views(source)
+    splits = _splits(source)
     served = _served(backbone)
-    assert views.train is not None
-    assert views.test is not None
+    assert splits.train is not None
+    assert splits.test is not None
     task = few_shot_task(
-        views.train, views.val, views.test, run.shots, run.seed, run.templates, shot_lists=views.shot_lists
+        splits.train, splits.val, splits.test, run.shots, run.seed, run.templates, shot_lists=splits.shot_lists
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)  # whatever a library draws behind a method's back must not depend on earlier runs
@@ -100,7 +100,7 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
         # what a method does not have it cannot choose on
         method.fit(replace(task, train=run.contamination.apply(task.train), test=None), progress)
         fitted = time.perf_counter()
-        logits = method.logits(views.test.sources, progress)
+        logits = method.logits(splits.test.sources, progress)
         scored = time.perf_counter()
         shifts = _shifts(source)
         moved = {name: method.logits(s.images.sources, progress)[:, list(s.columns)] for name, s in shifts.items()}
@@ -112,10 +112,10 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
         "images": {
             "train": len(task.train),
             "validation": len(task.validation or ()),
-            "test": len(views.test),
+            "test": len(splits.test),
             **({"shifts": {name: len(shift.images) for name, shift in shifts.items()}} if shifts else {}),
         },
-        "metrics": measures(_probabilities(logits), np.asarray(views.test.labels)),
+        "metrics": measures(_probabilities(logits), np.asarray(splits.test.labels)),
         **({"shifts": extra} if shifts else {}),
         "seconds": {"fit": fitted - start, "predict": scored - fitted},
         # without it nobody could tell what the seconds were spent on

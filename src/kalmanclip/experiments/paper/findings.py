@@ -1,8 +1,8 @@
 """Which of the paper's claims hold here: sentences computed from a filled sheet, never written by hand.
 
 A finding begins with its verdict ("Holds", "Holds in part", "Does not hold", "Not known") and a colon. Claims are
-judged by the paper's method alone (variants of the families `READINGS`) against its own baselines, differences as in
-`gaps`.
+judged by the paper's method alone (variants of the families `READINGS`) against its own baselines, differences as
+`RULE` says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kalmanclip.experiments.aggregate import Cell
 from kalmanclip.experiments.paper.printed import BASELINES, PAPER, READINGS, TABLE_3_GAIN
-from kalmanclip.experiments.paper.study import ZERO_SHOT, Line
+from kalmanclip.experiments.paper.study import ZERO_SHOT
 from kalmanclip.experiments.render import number, signed
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ RULE = (
 
 
 class Gap(NamedTuple):
-    """One row minus another.
-
-    Attributes:
-        mean: in points.
-        noise: two standard errors; None with fewer than two seeds.
-    """
+    """One row minus another, in points; the noise is two standard errors, None with fewer than two seeds."""
 
     mean: float
     noise: float | None = None
@@ -71,12 +66,7 @@ def average(gaps: Sequence[Gap]) -> Gap:
 
 
 def judged(signs: Sequence[int], whole: int) -> str:
-    """Return the verdict on "one row is above the other".
-
-    Args:
-        signs: of the data sets: `Gap.sign`, or who diverged.
-        whole: the sign of the mean over them.
-    """
+    """Return the verdict on "one row is above the other", given the signs of all data sets and that of their mean."""
     above, below = 1 in signs, -1 in signs
     if not above and not below:
         return "Not known"
@@ -99,11 +89,12 @@ class Comparison:
         self.gaps: list[Gap] = []
         self.broken: list[str] = []
         signs: list[int] = []
-        rows, others = ({line.titles[1:]: n for n, line in _rows(sheet, label)} for label in (a, b))
+        rows, others = (
+            {line.titles[1:]: n for n, line in enumerate(sheet.form.rows) if line.fixes["label"] == label}
+            for label in (a, b)
+        )
         for more, row in rows.items():
-            for column, (name,) in enumerate(sheet.table.columns):
-                if more not in others:
-                    continue
+            for column, (name,) in enumerate(sheet.table.columns if more in others else ()):
                 one, other = sheet.table.cell(row, column), sheet.table.cell(others[more], column)
                 apart = gap(one, other)
                 if apart is not None:
@@ -143,11 +134,6 @@ def spanned(values: Iterable[float]) -> str:
     found = list(values)
     low, high = signed(min(found)), signed(max(found))
     return low if low == high else f"{low} to {high}"
-
-
-def _rows(sheet: Sheet, label: str) -> list[tuple[int, Line]]:
-    """Return the rows of a variant with their numbers."""
-    return [(n, line) for n, line in enumerate(sheet.form.rows) if line.fixes["label"] == label]
 
 
 def table_1(sheet: Sheet) -> list[str]:
@@ -302,56 +288,50 @@ def table_4(sheet: Sheet) -> list[str]:
     ]
 
 
-def observation(sheet: Sheet) -> list[str]:
-    """Is diag better than flatten?"""
-    said = []
-    for prior in ("0.01", "0.1"):
-        said += _against(
-            sheet,
-            f"diag (similarities) prior {prior}",
-            f"flatten (similarities) prior {prior}",
-            f"diag is better than flatten, read to the letter, prior {prior}",
-        )
-    said += _against(
-        sheet,
-        "diag (probability in the batch) prior 0.1",
-        "flatten (similarities) prior 0.1",
-        "diag is better than flatten, diag read as a probability among the batch's texts",
-    )
-    return said + _against(
-        sheet, "diag (similarities) prior 0.1", ZERO_SHOT, "the observation to the letter learns (prior 0.1)"
-    )
+def _claims(*claims: tuple[str, str, str]) -> Callable[[Sheet], list[str]]:
+    """Return the findings of claims that one row is above another: (the one, the other, the claim in words)."""
+    return lambda sheet: [s for a, b, claim in claims for s in Comparison(sheet, a, b).sentence(claim)]
 
 
-def noise(sheet: Sheet) -> list[str]:
-    """Method 2, the one of Algorithm 1, against method 1."""
-    kinds = ("full", "exchangeable")
-    pairs = [(f"method 2 with {kind} R", f"method 1 with {kind} R", kind) for kind in kinds]
-    said = [s for a, b, kind in pairs for s in _against(sheet, a, b, f"method 2 is better than method 1 ({kind} R)")]
-    a, b = (f"method 2 with {kind} R" for kind in reversed(kinds))
-    return said + _against(sheet, a, b, "an R that does not know positions is better than a full one")
-
-
-def regulation(sheet: Sheet) -> list[str]:
-    """The prose against the algorithm."""
-    return [
-        s
-        for alpha in ("0.1", "1")
-        for s in _against(
-            sheet,
+_DIAG, _FLATTEN = "diag (similarities) prior", "flatten (similarities) prior"
+_READ_AS_PROBABILITY = "diag is better than flatten, diag read as a probability among the batch's texts"
+observation = _claims(
+    *(
+        (f"{_DIAG} {prior}", f"{_FLATTEN} {prior}", f"diag is better than flatten, read to the letter, prior {prior}")
+        for prior in ("0.01", "0.1")
+    ),
+    ("diag (probability in the batch) prior 0.1", f"{_FLATTEN} 0.1", _READ_AS_PROBABILITY),
+    (f"{_DIAG} 0.1", ZERO_SHOT, "the observation to the letter learns (prior 0.1)"),
+)
+noise = _claims(
+    *(
+        (f"method 2 with {kind} R", f"method 1 with {kind} R", f"method 2 is better than method 1 ({kind} R)")
+        for kind in ("full", "exchangeable")
+    ),
+    (
+        "method 2 with exchangeable R",
+        "method 2 with full R",
+        "an R that does not know positions is better than a full one",
+    ),
+)
+regulation = _claims(
+    *(
+        (
             f"lambda on mean and covariance and noise at alpha {alpha}",
             f"lambda on mean and noise at alpha {alpha}",
             f"scaling the covariance, too (the prose), is better than leaving it out (Algorithm 1), alpha {alpha}",
         )
-    ]
-
-
-def belief(sheet: Sheet) -> list[str]:
-    """Whether richer beliefs buy accuracy, and which of the two diagonal updates is better."""
-    base, other = "diagonal (precision)", "diagonal (covariance)"
-    richer = [v.label for v in sheet.study.variants if v.label not in (base, other, ZERO_SHOT)]
-    said = [s for label in richer for s in _against(sheet, label, base, f"{label} is better than {base}")]
-    return said + _against(sheet, other, base, f"of the two diagonal updates, {other} is better than {base}")
+        for alpha in ("0.1", "1")
+    )
+)
+_PRECISION, _COVARIANCE = "diagonal (precision)", "diagonal (covariance)"
+belief = _claims(
+    *(
+        (richer, _PRECISION, f"{richer} is better than {_PRECISION}")
+        for richer in ("block-diagonal", "low-rank plus diagonal", "dense")
+    ),
+    (_COVARIANCE, _PRECISION, f"of the two diagonal updates, {_COVARIANCE} is better than {_PRECISION}"),
+)
 
 
 def optimizer(sheet: Sheet) -> list[str]:
@@ -373,14 +353,7 @@ def optimizer(sheet: Sheet) -> list[str]:
         )
     for rival, comparison in known.items():
         said += comparison.sentence(f"{LONGER if rival in longer else PAPER} beats {rival}")
-    return said + [
-        s for rival in longer for s in _against(sheet, PAPER, rival, f"{PAPER}, with fewer passes, beats {rival}")
-    ]
-
-
-def _against(sheet: Sheet, a: str, b: str, claim: str) -> list[str]:
-    """Return whether row ``a`` is above row ``b``, in the mean over the columns that both have."""
-    return Comparison(sheet, a, b).sentence(claim)
+    return said + _claims(*((PAPER, rival, f"{PAPER}, with fewer passes, beats {rival}") for rival in longer))(sheet)
 
 
 def _wins(sheet: Sheet, ours: str, of: Callable[[Cell], float | None]) -> tuple[int, int, int]:
