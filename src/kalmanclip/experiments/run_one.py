@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -106,7 +107,6 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
         moved = {name: method.logits(s.images.sources, progress)[:, list(s.columns)] for name, s in shifts.items()}
     if not all(torch.isfinite(scores).all() for scores in (logits, *moved.values())):
         raise NumericalError(f"{run.method} gave scores that are not finite. Try other options.")
-    extra = {name: measures(_probabilities(moved[name]), np.asarray(s.images.labels)) for name, s in shifts.items()}
     return {
         "task": task.to_dict(),
         "images": {
@@ -115,8 +115,8 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
             "test": len(splits.test),
             **({"shifts": {name: len(shift.images) for name, shift in shifts.items()}} if shifts else {}),
         },
-        "metrics": measures(_probabilities(logits), np.asarray(splits.test.labels)),
-        **({"shifts": extra} if shifts else {}),
+        "metrics": _metrics(logits, splits.test.labels),
+        **({"shifts": {name: _metrics(moved[name], s.images.labels) for name, s in shifts.items()}} if shifts else {}),
         "seconds": {"fit": fitted - start, "predict": scored - fitted},
         # without it nobody could tell what the seconds were spent on
         "served_by_cache": _served(backbone) - served,
@@ -129,12 +129,7 @@ def _served(backbone: Backbone) -> int:
     return 0 if backbone.cache is None else backbone.cache.served
 
 
-def _probabilities(logits: torch.Tensor) -> np.ndarray:
-    probabilities: np.ndarray = logits.double().softmax(dim=1).cpu().numpy()
-    return probabilities
-
-
-def measures(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return all metrics of probabilities (N, C) and labels (N,)."""
-    bins = [asdict(row) for row in reliability_table(probabilities, labels)]
-    return {**summarise(probabilities, labels), "reliability": bins}
+def _metrics(logits: torch.Tensor, labels: Iterable[int]) -> dict[str, Any]:
+    """Return all metrics of logits (N, C) and labels (N,)."""
+    given = logits.double().softmax(dim=1).cpu().numpy(), np.asarray(labels)
+    return {**summarise(*given), "reliability": [asdict(row) for row in reliability_table(*given)]}
