@@ -16,10 +16,10 @@ from kalmanclip.experiments.render import Table, escape, to_markdown
 from kalmanclip.experiments.spec import Run
 from kalmanclip.experiments.store import Record
 
-_KEPT = 0.9
+_LEAST = 0.9
 CRITERION = (
     "A run counts as diverged if its numbers broke down (scores that are not finite, or no step that could be taken), "
-    f"or if it ends with less than {_KEPT:.0%} of the zero-shot accuracy and a larger negative log-likelihood than "
+    f"or if it ends with less than {_LEAST:.0%} of the zero-shot accuracy and a larger negative log-likelihood than "
     "zero-shot: it knows less than before it learned."
 )
 NOT_RUN = "not run yet"
@@ -36,9 +36,7 @@ class Sheet:
         findings: whether what the paper says about it holds here, one sentence each.
         missing: data sets that could not run, and why.
         pictures: drawn from the same numbers.
-        runs: how many runs it is made of.
-        done: how many of them are done.
-        failed: how many of them failed.
+        runs: how many runs it is made of, of which so many are done or failed.
     """
 
     study: Study
@@ -103,10 +101,9 @@ def fill(
     )
     runs = frame if frame.empty else frame[frame["shift"] == ""]
     failed = 0 if frame.empty else int(((runs["status"] == "failed") & runs["accuracy"].isna()).sum())
-    wanted = {*sets, *study.shifts}
-    absent = {title_of(name): reason for name, reason in missing.items() if name in wanted}
-    wanted_runs = sum(run.data not in idle for run in planned)
-    sheet = Sheet(study, form, table, missing=absent, runs=wanted_runs, done=len(runs) - failed, failed=failed)
+    absent = {title_of(name): reason for name, reason in missing.items() if name in {*sets, *study.shifts}}
+    count = sum(run.data not in idle for run in planned)
+    sheet = Sheet(study, form, table, missing=absent, runs=count, done=len(runs) - failed, failed=failed)
     if not sheet.done:
         return sheet
     sheet = replace(sheet, findings=tuple(study.findings(sheet)))
@@ -125,7 +122,7 @@ def _judged(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
         lost = (frame["status"] == "done") & frame["accuracy_before"].isna()
         frame.loc[lost, ["status", "reason"]] = ["failed", f"{ZERO_SHOT} is missing"]
     if study.criterion:
-        worse = frame["accuracy"] < _KEPT * frame["accuracy_before"]
+        worse = frame["accuracy"] < _LEAST * frame["accuracy_before"]
         unlearned = (frame["label"] != ZERO_SHOT) & worse & (frame["nll"] > frame["nll_before"])
         frame.loc[unlearned | (frame["error"] == "NumericalError"), "status"] = "diverged"
     return frame
@@ -143,7 +140,7 @@ def _cells(study: Study, form: Form, frame: pd.DataFrame, missing: Mapping[str, 
     cells = {}
     for place, at in places.items():
         cell = found.get(place, Cell())
-        # one failure in a cell is told where nothing else is
+        # one failure of a cell is given where it has nothing else
         why = "" if cell.seeds or cell.diverged else next(iter(cell.reasons.values()), missing.get(at.data, NOT_RUN))
         cells[place] = replace(cell, printed=study.printed(at), missing=why)
     return cells

@@ -138,23 +138,27 @@ def spanned(values: Iterable[float]) -> str:
 
 def table_1(sheet: Sheet) -> list[str]:
     """Superior or comparable to the baselines in every few-shot scenario?"""
-    said = []
+    sentences = []
     for ours in READINGS:
         best, near, cells = _wins(sheet, ours, lambda cell: cell.mean)
         if cells:
             verdict = _verdict(near == cells, 2 * near >= cells)
-            said.append(
+            sentences.append(
                 f"{verdict}: {ours} is superior or comparable to the paper's baselines: the best in {best} of {cells} "
                 f"cells, at most {NEAR:g} point behind in {near}."
             )
     # the paper has one row of its own, which stands beside all readings
     best, _, cells = _wins(sheet, READINGS[0], lambda cell: cell.printed if isinstance(cell.printed, float) else None)
-    return [*said, f"In the paper's own table its method is the best in {best} of {cells} cells."] if cells else said
+    return (
+        [*sentences, f"In the paper's own table its method is the best in {best} of {cells} cells."]
+        if cells
+        else sentences
+    )
 
 
 def figure_2(sheet: Sheet) -> list[str]:
     """Does accuracy grow with the number of images?"""
-    said = []
+    sentences = []
     for ours in READINGS:
         rows = {line.fixes["shots"]: row for row, line in enumerate(sheet.form.rows) if line.fixes["label"] == ours}
         few, many = min(rows), max(rows)
@@ -166,16 +170,16 @@ def figure_2(sheet: Sheet) -> list[str]:
         ]
         if gains:
             verdict = _verdict(min(gains) > NEAR, max(gains) > NEAR)
-            said.append(
+            sentences.append(
                 f"{verdict}: the accuracy of {ours} grows with the number of images: from {few} to {many} per class by "
                 f"{spanned(gains)} points."
             )
-    return said
+    return sentences
 
 
 def figure_3(sheet: Sheet) -> list[str]:
     """Does it improve on zero-shot everywhere? (The paper: by 2.7 to 46 points.)"""
-    said = []
+    sentences = []
     for column, line in enumerate(sheet.form.columns):
         gains = {
             name: cell
@@ -186,17 +190,17 @@ def figure_3(sheet: Sheet) -> list[str]:
             ranked = sorted(gains, key=lambda name: gains[name].mean or 0.0)
             low, high = ranked[0], ranked[-1]
             verdict = _verdict((gains[low].mean or 0.0) > NEAR, (gains[high].mean or 0.0) > NEAR)
-            said.append(
+            sentences.append(
                 f"{verdict}: {line.fixes['label']} improves on zero-shot on every data set that was run ({len(gains)} "
                 f"of {len(sheet.table.rows)}): by {_shown(gains[low], signed)} ({low}) to "
                 f"{_shown(gains[high], signed)} points ({high})."
             )
-    return said
+    return sentences
 
 
 def table_2(sheet: Sheet) -> list[str]:
     """The best average under distribution shift?"""
-    said = []
+    sentences = []
     for column, line in enumerate(sheet.form.columns):
         if len(line.fixes["shifts"]) == 1:
             continue
@@ -208,16 +212,16 @@ def table_2(sheet: Sheet) -> list[str]:
             leader = max(rivals, key=lambda label: rivals[label] or 0.0)
             apart = gap(cells[ours], cells[leader])
             assert apart is not None
-            said.append(
+            sentences.append(
                 f"{judged([apart.sign], apart.sign)}: {ours} has a higher {line.titles[0]} than the paper's baselines: "
                 f"{_shown(cells[ours])} against {_shown(cells[leader])} of {leader}, a difference of {apart}."
             )
-    return said
+    return sentences
 
 
 def table_3(sheet: Sheet) -> list[str]:
     """Does alpha help under contamination, and does it diverge where there is little of it?"""
-    said, table = [], sheet.table
+    sentences, table = [], sheet.table
     groups: dict[tuple[str, str], dict[float, int]] = {}
     for row, line in enumerate(sheet.form.rows):
         if line.fixes["family"] in READINGS:
@@ -244,7 +248,7 @@ def table_3(sheet: Sheet) -> list[str]:
             strongest = gains.get(largest)
             moved = "has no number" if strongest is None else f"moves the accuracy by {strongest} points"
             signs = [apart.sign for apart in gains.values()]
-            said.append(
+            sentences.append(
                 f"{judged(signs, strongest.sign if strongest else 0)}: with {shares[last]} corrupted images a large "
                 f"alpha helps ({where}): against alpha 0 ({_shown(found[none])}), alpha {largest:g} {moved}; the best "
                 f"on the test images, alpha {best:g} ({_shown(found[best])}), by {gains[best]}. The paper's numbers: "
@@ -259,11 +263,11 @@ def table_3(sheet: Sheet) -> list[str]:
         # where the paper has it: a large alpha and few corrupted images
         there = [place for place in broken if place[0] >= 0.5 and place[1] < last - 1]
         listed = "; ".join(f"alpha {alpha:g} with {shares[column]}" for alpha, column in broken)
-        said.append(
+        sentences.append(
             f"{_verdict(bool(there), False)}: a large alpha diverges where few images are corrupted ({where}): "
             + (f"runs that diverged: {listed}." if broken else "no run diverged.")
         )
-    return said
+    return sentences
 
 
 def table_4(sheet: Sheet) -> list[str]:
@@ -341,19 +345,21 @@ def optimizer(sheet: Sheet) -> list[str]:
     # each against the filter that makes as many passes
     alike = {rival: Comparison(sheet, LONGER if rival in longer else PAPER, rival) for rival in rivals}
     known = {rival: comparison for rival, comparison in alike.items() if comparison.known}
-    said = []
+    sentences = []
     if known:
         verdicts = [comparison.verdict for comparison in known.values()]
         some = any(verdict.startswith("Holds") for verdict in verdicts)
         whole = verdicts[0] if len(set(verdicts)) == 1 else "Holds in part" if some else "Does not hold"
         nearest = min(known, key=lambda rival: known[rival].lead)
-        said.append(
+        sentences.append(
             f"{whole}: filtering beats first-order optimisation of the same parameters, images and passes: it beats "
             f"{verdicts.count('Holds')} of {len(known)} optimisers; its lead is smallest over {nearest}."
         )
     for rival, comparison in known.items():
-        said += comparison.sentence(f"{LONGER if rival in longer else PAPER} beats {rival}")
-    return said + _claims(*((PAPER, rival, f"{PAPER}, with fewer passes, beats {rival}") for rival in longer))(sheet)
+        sentences += comparison.sentence(f"{LONGER if rival in longer else PAPER} beats {rival}")
+    return sentences + _claims(*((PAPER, rival, f"{PAPER}, with fewer passes, beats {rival}") for rival in longer))(
+        sheet
+    )
 
 
 def _wins(sheet: Sheet, ours: str, of: Callable[[Cell], float | None]) -> tuple[int, int, int]:
