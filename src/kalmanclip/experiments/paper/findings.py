@@ -181,11 +181,8 @@ def figure_3(sheet: Sheet) -> list[str]:
     """Does it improve on zero-shot everywhere? (The paper: by 2.7 to 46 points.)"""
     sentences = []
     for column, line in enumerate(sheet.form.columns):
-        gains = {
-            name: cell
-            for row, (name,) in enumerate(sheet.table.rows)
-            if (cell := sheet.table.cell(row, column)).mean is not None
-        }
+        cells = {name: sheet.table.cell(row, column) for row, (name,) in enumerate(sheet.table.rows)}
+        gains = {name: cell for name, cell in cells.items() if cell.mean is not None}
         if gains and line.fixes["family"] in READINGS:
             ranked = sorted(gains, key=lambda name: gains[name].mean or 0.0)
             low, high = ranked[0], ranked[-1]
