@@ -17,7 +17,7 @@ from kalmanclip.experiments.aggregate import Place, places_of, to_frame
 from kalmanclip.experiments.figure import Picture
 from kalmanclip.experiments.render import Measure, Table, title_of
 from kalmanclip.experiments.report import MEASURES, Column, draw_comparison, make_table
-from kalmanclip.experiments.select import Selection, choose
+from kalmanclip.experiments.store import Selection, choose
 
 DEFAULT = "class_residuals"
 OWN = (DEFAULT, "kalman", "joint")

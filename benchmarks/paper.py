@@ -11,7 +11,7 @@ from kalmanclip.experiments.figure import Picture
 from kalmanclip.experiments.paper.fill import Sheet, fill
 from kalmanclip.experiments.paper.studies import STUDIES
 from kalmanclip.experiments.render import title_of, to_markdown
-from kalmanclip.experiments.select import read_results
+from kalmanclip.experiments.store import read_results
 
 
 def table(name: str) -> str:

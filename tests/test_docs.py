@@ -7,9 +7,9 @@ import pytest
 from benchmarks import comparison, figures, paper, table
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.jsonl import read_jsonl, to_jsonl
 from kalmanclip.experiments.paper.study import title_of
 from kalmanclip.experiments.spec import find_variants, method_options
+from kalmanclip.experiments.store import read_jsonl, to_jsonl
 
 # a distribution has the tests without the measurements
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")

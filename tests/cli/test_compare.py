@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from kalmanclip.cli import app
 from kalmanclip.experiments.aggregate import METRICS
-from kalmanclip.experiments.jsonl import read_jsonl
+from kalmanclip.experiments.store import read_jsonl
 
 runner = CliRunner()
 REPORT = {"table.csv", "table.md", "results.jsonl", "figure.png", "figure.svg"}

@@ -9,8 +9,8 @@ from tests.experiments.conftest import make_record
 from typer.testing import CliRunner
 
 from kalmanclip.cli import app
-from kalmanclip.experiments.jsonl import read_jsonl, write_jsonl
 from kalmanclip.experiments.spec import Contamination
+from kalmanclip.experiments.store import read_jsonl, write_jsonl
 
 runner = CliRunner()
 RECORDS = [make_record(0.5 + s / 10, method=m, seed=s) for m in ("kalman", "gda") for s in (1, 2)]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.locks import Locks
+from kalmanclip.experiments.store import Locks
 
 A, B = "a" * 64, "b" * 64
 
@@ -35,7 +35,7 @@ def test_nothing_is_left(tmp_path):
 
 LOCK_TWO = """
 import sys
-from kalmanclip.experiments.locks import Locks
+from kalmanclip.experiments.store import Locks
 locks = Locks(sys.argv[1])
 print(locks.acquire("a" * 64), locks.acquire("b" * 64), flush=True)
 sys.stdin.read()

@@ -4,7 +4,7 @@ import pytest
 from tests.experiments.test_paper_fill import DTD, PACS, record, sheet_of
 
 from kalmanclip.experiments.aggregate import Cell
-from kalmanclip.experiments.paper.gaps import Gap, average, gap, judged
+from kalmanclip.experiments.paper.findings import Gap, average, gap, judged
 from kalmanclip.experiments.paper.studies import STUDIES
 from kalmanclip.experiments.paper.study import ZERO_SHOT
 from kalmanclip.experiments.sources import Source

@@ -89,11 +89,11 @@ def test_a_wide_table_goes_on_and_data_sets_stay_whole(make_record):
 def test_every_row_has_as_many_cells_as_columns_and_braces_close(make_record):
     records = [
         make_record(0.5, label="50 % {a} & b", data="a_b|c", model="m^1"),
-        make_record(None, method="kalman", data="a_b|c", model="m^1"),
+        make_record(None, method="class_residuals", data="a_b|c", model="m^1"),
     ]
     text = report_latex(to_frame(records))
     assert r"50 \% \{a\} \& b & \textbf{50.0} \\" in text
-    assert r"kalman & failed \\" in text
+    assert r"class\_residuals & failed \\" in text
     assert r"m\textasciicircum{}1" in text
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")

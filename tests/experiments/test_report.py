@@ -11,8 +11,8 @@ from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.experiments.aggregate import METRICS, Place, fill_cells, places_of, to_csv, to_frame
 from kalmanclip.experiments.report import MEASURES, draw_comparison, make_tables, remark, report_markdown, write_report
-from kalmanclip.experiments.select import in_order
 from kalmanclip.experiments.spec import Contamination
+from kalmanclip.experiments.store import in_order
 
 PETS = Place("pets", 4)
 
@@ -79,27 +79,33 @@ def test_a_metric_that_is_not_defined_stays_empty_and_has_no_table(make_record):
 
 def test_ties_are_all_best_and_a_mean_over_fewer_seeds_does_not_compete(make_record):
     records = [make_record(0.5, method=m, seed=s) for m in ("gda", "coop") for s in (1, 2)]
-    records += [make_record(0.9, method="kalman", seed=1), make_record(None, "no\nmemory", method="kalman", seed=2)]
+    records += [
+        make_record(0.9, method="class_residuals", seed=1),
+        make_record(None, "no\nmemory", method="class_residuals", seed=2),
+    ]
     records += [make_record(0.9, method="ape_t", seed=1)]
     assert best(tables_of(records)[0]) == {"gda", "coop"}
     text = report_markdown(to_frame(records))
     assert "| gda | **50.0 ± 0.0** |" in text
-    assert "| kalman | 90.0 (1 failed) |" in text
+    assert "| class_residuals | 90.0 (1 failed) |" in text
     assert "| ape_t | 90.0 (1 of 2 seeds) |" in text
-    assert "- kalman on pets, 4-shot, seed 2: no memory" in text
+    assert "- class_residuals on pets, 4-shot, seed 2: no memory" in text
     assert "It has no complete result on: pets, 4-shot." in text
     rows = {row["method"]: row for row in csv_of(records)}
-    assert (rows["kalman"]["failed"], rows["kalman"]["reasons"]) == ("1", "seed 2: no memory")
+    assert (rows["class_residuals"]["failed"], rows["class_residuals"]["reasons"]) == ("1", "seed 2: no memory")
 
 
 def test_less_is_better_where_it_is(make_record):
-    records = [make_record(0.5, method=m) for m in ("gda", "kalman")]
+    records = [make_record(0.5, method=m) for m in ("gda", "class_residuals")]
     records[0]["metrics"] |= {"nll": 0.25}
     frame = to_frame(records)
     tables = {table.measure.metric: table for table in make_tables(frame)}
     assert best(tables["nll"]) == {"gda"}
-    assert remark(frame, tables["nll"]) == "kalman is not the best on 1 of 1 columns: pets, 4-shot (0.250 behind gda)."
-    assert remark(frame, tables["ece"]) == "kalman is the best, alone or with others, on 1 of 1 columns."
+    assert (
+        remark(frame, tables["nll"])
+        == "class_residuals is not the best on 1 of 1 columns: pets, 4-shot (0.250 behind gda)."
+    )
+    assert remark(frame, tables["ece"]) == "class_residuals is the best, alone or with others, on 1 of 1 columns."
 
 
 def test_averages_are_over_all_data_sets_seed_by_seed(make_record):
@@ -158,7 +164,7 @@ def test_different_data_sets_of_one_name_are_told_apart(make_record):
     assert all(place.data.startswith("pets #") for place in places)
 
 
-@given(st.dictionaries(st.sampled_from(["kalman", "gda", "coop"]), st.floats(0, 1), min_size=2))
+@given(st.dictionaries(st.sampled_from(["class_residuals", "gda", "coop"]), st.floats(0, 1), min_size=2))
 def test_the_remark_agrees_with_the_bold(accuracies):
     frame = to_frame([record_of(value, method=method) for method, value in accuracies.items()])
     for table in make_tables(frame):
@@ -166,8 +172,8 @@ def test_the_remark_agrees_with_the_bold(accuracies):
         if table.measure.metric == "accuracy":
             most = max(round(100 * value, 1) for value in accuracies.values())
             assert best(table) == {m for m, value in accuracies.items() if round(100 * value, 1) == most}
-        if "kalman" in accuracies:
-            assert ("not the best" in remark(frame, table)) == ("kalman" not in best(table))
+        if "class_residuals" in accuracies:
+            assert ("not the best" in remark(frame, table)) == ("class_residuals" not in best(table))
         else:
             assert remark(frame, table) == ""
 

@@ -12,9 +12,8 @@ import torch
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments import runner
-from kalmanclip.experiments.locks import Locks
 from kalmanclip.experiments.sources import Source
-from kalmanclip.experiments.store import Store
+from kalmanclip.experiments.store import Locks, Store
 
 PETS = Source("pets", "pets", None, ("a photo of a {}.",), "f" * 64)
 

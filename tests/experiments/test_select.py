@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 from tests.experiments.conftest import make_record as record_of
 
 from kalmanclip.errors import DataError
-from kalmanclip.experiments.jsonl import label_of, read_jsonl, share_of, slim, to_jsonl, write_jsonl
-from kalmanclip.experiments.select import Selection, choose, find_results
 from kalmanclip.experiments.spec import Contamination
-from kalmanclip.experiments.store import Store
+from kalmanclip.experiments.store import (
+    Selection,
+    Store,
+    choose,
+    find_results,
+    label_of,
+    read_jsonl,
+    share_of,
+    slim,
+    to_jsonl,
+    write_jsonl,
+)
 
 RECORDS = [
     record_of(0.5),

@@ -5,7 +5,7 @@ from PIL import Image
 
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.run_one import run_one
-from kalmanclip.experiments.sources import find_sources, read_views
+from kalmanclip.experiments.sources import find_sources, read_splits
 from kalmanclip.experiments.spec import Contamination, plan
 
 
@@ -46,7 +46,7 @@ def test_templates_that_are_given_win(eurosat_root):
 def test_a_folder_may_have_a_validation_part(tmp_path):
     for part, count in (("train", 3), ("val", 2), ("test", 1)):
         make_images(tmp_path / part, ["cat", "dog"], count)
-    views = read_views(str(tmp_path))
+    views = read_splits(str(tmp_path))
     assert [(name, len(images)) for name, images in views.items()] == [("train", 6), ("val", 4), ("test", 2)]
 
 

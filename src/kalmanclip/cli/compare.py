@@ -184,7 +184,7 @@ def _draw_again(
 ) -> None:
     """Draw the report of what is in a folder and further results, without any data set or model at hand."""
     from kalmanclip.experiments.report import write_report
-    from kalmanclip.experiments.select import Selection, find_results, in_order
+    from kalmanclip.experiments.store import Selection, find_results, in_order
 
     selection = Selection(
         data=tuple(words(data)),

@@ -209,9 +209,9 @@ def _write(
     folder: Path, sheets: Sequence[Sheet], records: Sequence[dict[str, Any]], model: str, seeds: Sequence[int]
 ) -> None:
     import kalmanclip
-    from kalmanclip.experiments.jsonl import write_jsonl
     from kalmanclip.experiments.paper.fill import sheet_markdown
     from kalmanclip.experiments.render import escape, to_latex
+    from kalmanclip.experiments.store import write_jsonl
     from kalmanclip.files import write_atomic
 
     other = "" if model == MODEL else f" (the paper's is {MODEL}: compare rows, not numbers with the paper's)"

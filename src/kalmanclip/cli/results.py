@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kalmanclip.experiments.difference import Difference
-    from kalmanclip.experiments.jsonl import Record
-    from kalmanclip.experiments.select import Chosen, Selection
+    from kalmanclip.experiments.store import Chosen, Record, Selection
 
 app = typer.Typer(
     name="results",
@@ -75,7 +74,7 @@ def list_(
     Options choose among them; each takes several values, separated by commas.
     """
     with waiting("Reading"):
-        from kalmanclip.experiments.select import choose
+        from kalmanclip.experiments.store import choose
 
         chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
     rows = [_row(record) for record in chosen.records]
@@ -120,7 +119,7 @@ def export(
         if path.suffix.lower() not in _ENDINGS:
             raise ConfigError(f"Results cannot be written to {path}: its name must end in {', '.join(_ENDINGS)}.")
     with waiting("Reading"):
-        from kalmanclip.experiments.select import choose
+        from kalmanclip.experiments.store import choose
 
         chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
     _tell(chosen)
@@ -156,7 +155,7 @@ def diff(
     selection = _selection(data, methods, shots, seeds, model, share, status)
     with waiting("Reading"):
         from kalmanclip.experiments.difference import compare_results
-        from kalmanclip.experiments.select import find_results
+        from kalmanclip.experiments.store import find_results
 
         first, second = find_results(a, selection), find_results(b, selection)
         if not first.records and not second.records:
@@ -182,7 +181,7 @@ def _selection(
     share: list[str] | None,
     status: str | None,
 ) -> Selection:
-    from kalmanclip.experiments.select import Selection
+    from kalmanclip.experiments.store import Selection
 
     if status not in (None, "done", "failed"):
         raise ConfigError(f"--status is done or failed, not {status!r}.")
@@ -200,7 +199,7 @@ def _selection(
 def _row(record: Record) -> dict[str, Any]:
     """A run in one line; metrics are None where it failed or they are not defined."""
     from kalmanclip.experiments.aggregate import METRICS
-    from kalmanclip.experiments.jsonl import label_of, share_of
+    from kalmanclip.experiments.store import label_of, share_of
 
     run = record["run"]
     return {
@@ -269,8 +268,8 @@ def _tell(*chosen: Chosen) -> None:
 def _written(ending: str, records: Sequence[Record]) -> str:
     """Return the contents of a file with this ending, one of `_ENDINGS`."""
     from kalmanclip.experiments.aggregate import to_csv, to_frame
-    from kalmanclip.experiments.jsonl import to_jsonl
     from kalmanclip.experiments.report import report_latex, report_markdown
+    from kalmanclip.experiments.store import to_jsonl
 
     if ending == ".jsonl":
         return to_jsonl(records)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,20 +12,17 @@ import pandas as pd
 
 from kalmanclip.config import flatten
 from kalmanclip.data.corruptions import SEVERITIES
-from kalmanclip.experiments.jsonl import Record, label_of, share_of
+from kalmanclip.experiments.store import Record, label_of, share_of
 
 METRICS = ("accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
 PLACE = ["data", "shots", "share", "damage", "shift"]
 
 
 class Place(NamedTuple):
-    """Where something is measured.
+    """Where something is measured: a data set at K shots, with a share of corrupted training images.
 
     Attributes:
-        data: the data set's name.
-        shots: K.
-        share: of the training images that are corrupted.
-        damage: how, where it is not as usual.
+        damage: how they are corrupted, where it is not as usual.
         shift: the name of the extra test set; empty for the data set's own test images.
     """
 
@@ -91,13 +87,13 @@ def to_frame(records: Sequence[Record]) -> pd.DataFrame:
     differ), those of `Place`, ``seed``, ``status``, ``reason``, ``error``, ``seconds``, ``address``, ``code`` and
     `METRICS`. Where several records are of the same row, place and seed (with and without shifts, say), one counts.
     """
-    name_row, name_data = _row_names(records), _data_names(records)
+    rows, names = _row_names(records), _data_names(records)
     lines = [
         {
             "model": record["run"]["model"],
             "label": label_of(record),
             "method": record["run"]["method"],
-            "row": name_row(record),
+            "row": row,
             **place._asdict(),
             "seed": record["run"]["seed"],
             "status": record["status"],
@@ -109,8 +105,8 @@ def to_frame(records: Sequence[Record]) -> pd.DataFrame:
             "rank": (record["status"] == "done", len(record.get("shifts", ()))),
             **{metric: _metrics(record, place.shift).get(metric) for metric in METRICS},
         }
-        for record in records
-        for place in _places(record, name_data(record))
+        for record, row, data in zip(records, rows, names, strict=True)
+        for place in _places(record, data)
     ]
     frame = pd.DataFrame(lines)
     if frame.empty:
@@ -194,51 +190,43 @@ def _places(record: Record, data: str) -> list[Place]:
     return [Place(*common, shift=shift) for shift in ("", *run.get("shifts", {}))]
 
 
-def _row_names(records: Sequence[Record]) -> Callable[[Record], str]:
-    """Return what names a record: its label; where records of one label differ in options, these are added to it.
+def _row_names(records: Sequence[Record]) -> list[str]:
+    """Return the label of every record; where records of one label differ in options, these are added to it.
 
     Options that the variant sets by data set count where they differ on the same one.
     """
-    options: dict[tuple[str, str], dict[str, tuple[str, dict[str, Any]]]] = {}
-    for record in records:
-        flat, data = _options(record), record["run"]["data"]
-        known = options.setdefault((record["run"]["model"], label_of(record)), {})
-        known[json.dumps([data, flat], sort_keys=True)] = data, flat
-
-    def name(record: Record) -> str:
-        own, data, by_data = _options(record), record["run"]["data"], record.get("by_data", ())
-        known = options[record["run"]["model"], label_of(record)].values()
+    options = [_options(record) for record in records]
+    alike: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for record, own in zip(records, options, strict=True):
+        known = alike.setdefault((record["run"]["model"], label_of(record)), [])
+        if (entry := (record["run"]["data"], own)) not in known:
+            known.append(entry)
+    names = []
+    for record, own in zip(records, options, strict=True):
+        data, by_data, label = record["run"]["data"], record.get("by_data", ()), label_of(record)
+        known = alike[record["run"]["model"], label]
         varying = [
             o for o in own if any(other.get(o) != own[o] for place, other in known if place == data or o not in by_data)
         ]
         shown = ", ".join(f"{o}={own[o]}" for o in varying)
-        return f"{label_of(record)} ({shown})" if shown else label_of(record)
-
-    return name
+        names.append(f"{label} ({shown})" if shown else label)
+    return names
 
 
 def _options(record: Record) -> dict[str, Any]:
     """Return the options of a run by dotted name, without the seed where it is the run's."""
-    run = record["run"]
-    flat = {name: value for name, value in flatten(run["config"]).items() if value != {}}
-    if flat.get("seed") == run["seed"]:
-        del flat["seed"]
-    return flat
+    flat = {name: value for name, value in flatten(record["run"]["config"]).items() if value != {}}
+    return {name: value for name, value in flat.items() if (name, value) != ("seed", record["run"]["seed"])}
 
 
-def _data_names(records: Sequence[Record]) -> Callable[[Record], str]:
-    """Return what names data sets; different ones of one name, or with other prompts, are told apart by a number."""
-
-    def identity(record: Record) -> str:
-        run = record["run"]
-        return hashlib.sha256(f"{run['fingerprint']} {run['templates']}".encode()).hexdigest()[:6]
-
+def _data_names(records: Sequence[Record]) -> list[str]:
+    """Return the name of every record's data set; different ones of one name, or with other prompts, get a number."""
+    runs = [record["run"] for record in records]
+    marks = [hashlib.sha256(f"{r['fingerprint']} {r['templates']}".encode()).hexdigest()[:6] for r in runs]
     found: dict[tuple[str, str], set[str]] = {}
-    for record in records:
-        found.setdefault((record["run"]["model"], record["run"]["data"]), set()).add(identity(record))
-
-    def name(record: Record) -> str:
-        data: str = record["run"]["data"]
-        return data if len(found[record["run"]["model"], data]) == 1 else f"{data} #{identity(record)}"
-
-    return name
+    for run, mark in zip(runs, marks, strict=True):
+        found.setdefault((run["model"], run["data"]), set()).add(mark)
+    return [
+        run["data"] if len(found[run["model"], run["data"]]) == 1 else f"{run['data']} #{mark}"
+        for run, mark in zip(runs, marks, strict=True)
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from kalmanclip.config import flatten
-from kalmanclip.experiments.jsonl import Record, label_of, share_of
+from kalmanclip.experiments.store import Record, label_of, share_of, single_numbers
 
 ABSENT = "absent"
 """What stands in changes for an option that one of two runs does not have."""
@@ -62,8 +62,7 @@ class Difference:
     def changes(self, pairs: pd.DataFrame, metric: str) -> pd.Series:
         """Return by how much a metric is more in the second, for these pairs; NaN where it is not known in both."""
         change = self.metrics[self.metrics["metric"] == metric].set_index("address_a")["change"]
-        found: pd.Series = pairs["address_a"].map(change)
-        return found
+        return pairs["address_a"].map(change)
 
     def metrics_of(self, pair: Any, all_of_them: bool = False) -> dict[str, tuple[Any, Any]]:
         """Return the numbers of one pair, those that differ or all, by metric; where it is not the same, the status."""
@@ -71,7 +70,8 @@ class Difference:
             return {} if all_of_them else {"status": (pair.status_a, pair.status_b)}
         own = self.metrics[self.metrics["address_a"] == pair.address_a]
         own = own if all_of_them else own[own["differs"]]
-        return {m: (_plain(a), _plain(b)) for m, a, b in zip(own["metric"], own["a"], own["b"], strict=True)}
+        numbers = own[["a", "b"]].astype(object).where(own[["a", "b"]].notna(), None)
+        return dict(zip(own["metric"], numbers.itertuples(index=False, name=None), strict=True))
 
     def made_with(self) -> dict[str, int]:
         """Return what the same runs were made with that differs, and how often; most often first."""
@@ -124,15 +124,11 @@ def _runs(records: Sequence[Record]) -> pd.DataFrame:
 def _metrics(records: Sequence[Record], side: str) -> pd.DataFrame:
     """Return the metrics that are single numbers, a line each: "nll", and "nll on sketch" for a shift."""
     lines = [
-        (record["address"], metric + where, value)
+        (record["address"], metric + (f" on {shift}" if shift else ""), value)
         for record in records
         if record["status"] == "done"
-        for where, table in (
-            ("", record["metrics"]),
-            *((f" on {name}", table) for name, table in record.get("shifts", {}).items()),
-        )
-        for metric, value in table.items()
-        if value is None or isinstance(value, (int, float))
+        for shift, table in {"": record["metrics"], **record.get("shifts", {})}.items()
+        for metric, value in single_numbers(table).items()
     ]
     return pd.DataFrame(lines, columns=[f"address_{side}", "metric", side]).astype({side: float})
 
@@ -144,13 +140,12 @@ def _stand_ins(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     pairs["run"] = [_changes(a, b) for a, b in zip(pairs["asked_a"], pairs["asked_b"], strict=True)]
     pairs["rank"] = [("model" in run, len(run)) for run in pairs["run"]]
     taken: set[str] = set()
-    kept = []
+    chosen = []
     for pair in pairs.sort_values("rank", kind="stable").itertuples():
         if not taken & {pair.address_a, pair.address_b}:
             taken |= {pair.address_a, pair.address_b}
-            kept.append(pair.Index)
-    found: pd.DataFrame = pairs.loc[sorted(kept)]
-    return found
+            chosen.append(pair.Index)
+    return pairs.loc[sorted(chosen)]
 
 
 def _asked(record: Record) -> dict[str, Any]:
@@ -163,7 +158,3 @@ def _asked(record: Record) -> dict[str, Any]:
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     both = {name: (a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b}}
     return {name: (one, other) for name, (one, other) in both.items() if one != other}
-
-
-def _plain(value: float) -> float | None:
-    return None if value != value else value

@@ -77,23 +77,14 @@ class Picture:
         write_atomic(stem.with_name(f"{stem.name}.png"), self.png, DataError)
 
 
-def draw_lines(
-    title: str,
-    panels: Panels,
-    *,
-    ours: Sequence[str] = (),
-    x_title: str = "images per class",
-    y_title: str = "accuracy (%)",
-) -> Picture:
+def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = ()) -> Picture:
     """Draw numbers against shots, a panel per data set: ours with a band of one standard deviation, the paper's dashed.
 
     Args:
-        title: what it shows, in a sentence; it is not drawn, but told to those who cannot see the picture.
+        title: what it shows, in a sentence, for those who cannot see the picture; it is not drawn.
         panels: see `Panels`. Cells without a number of ours or of the paper leave a gap in the line; those that
             diverged are crosses at the foot of the panel.
         ours: the labels of the lines that stand out: the paper's method, in one or several readings.
-        x_title: under the panels.
-        y_title: beside them.
     """
 
     def draw(figure: Figure) -> None:
@@ -109,12 +100,12 @@ def draw_lines(
         for axes in grid.flat[len(panels) :]:
             axes.axis("off")
         for axes in grid[:, 0]:
-            axes.set_ylabel(y_title)
+            axes.set_ylabel("accuracy (%)")
         for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
-            axes.set_xlabel(x_title)
+            axes.set_xlabel("images per class")
         cells = [e for lines in panels.values() for line in lines.values() for e in line.values()]
         handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
-        if any(_is_number(cell.printed) for cell in cells):
+        if any(_number(cell.printed) is not None for cell in cells):
             handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label="dashed: the paper's"))
         if any(_has_diverged(cell) for cell in cells):
             handles.append(Line2D([], [], color=INK, linestyle="", marker="x", label="diverged"))
@@ -124,7 +115,7 @@ def draw_lines(
 
 
 def _lines(axes: Any, lines: Mapping[str, Mapping[float, Cell]], labels: Sequence[str], ours: Sequence[str]) -> None:
-    """One panel."""
+    """Draw one panel."""
     places = {x: at for at, x in enumerate(sorted({x for line in lines.values() for x in line}))}
     foot = axes.get_xaxis_transform()  # x as in the data, y as a share of the panel
     drawn: list[list[Any]] = []
@@ -135,7 +126,7 @@ def _lines(axes: Any, lines: Mapping[str, Mapping[float, Cell]], labels: Sequenc
         cells = [line[x] for x in sorted(line)]
         y = np.array([np.nan if cell.mean is None else cell.mean for cell in cells])
         spread = np.array([cell.std or 0.0 for cell in cells])
-        theirs = [cell.printed if _is_number(cell.printed) else None for cell in cells]
+        theirs = [_number(cell.printed) for cell in cells]
         if any(value is not None for value in theirs) and theirs not in drawn:  # two readings of one printed line
             drawn.append(theirs)
             known = [np.nan if value is None else value for value in theirs]
@@ -154,16 +145,9 @@ def _lines(axes: Any, lines: Mapping[str, Mapping[float, Cell]], labels: Sequenc
         axes.text(0.03, 0.97, "not measured here", transform=axes.transAxes, **words)
 
 
-def draw_bars(title: str, cells: Mapping[str, Cell], *, x_title: str = "gain over zero-shot (points)") -> Picture:
-    """Draw one bar of ours per data set, with its standard deviation, and the paper's beneath it.
-
-    Args:
-        title: as in `draw_lines`.
-        cells: by data set, from top to bottom.
-        x_title: under the bars.
-    """
-
-    theirs = any(_is_number(cell.printed) for cell in cells.values())
+def draw_bars(title: str, cells: Mapping[str, Cell]) -> Picture:
+    """Draw one bar of our gain per data set, from top to bottom, with its deviation, and the paper's beneath it."""
+    theirs = any(_number(cell.printed) is not None for cell in cells.values())
     wide = 0.38 if theirs else 0.6
 
     def draw(figure: Figure) -> None:
@@ -173,8 +157,7 @@ def draw_bars(title: str, cells: Mapping[str, Cell], *, x_title: str = "gain ove
             missing = "diverged" if _has_diverged(cell) else NONE
             _bar(axes, at - wide / 2 * theirs, wide, cell.mean, cell.std or 0.0, missing, OURS)
             if theirs:
-                value = float(cell.printed) if _is_number(cell.printed) else None  # type: ignore[arg-type]
-                _bar(axes, at + wide / 2, wide, value, 0.0, NONE, THEIRS)
+                _bar(axes, at + wide / 2, wide, _number(cell.printed), 0.0, NONE, THEIRS)
         axes.set_yticks(range(len(cells)), list(cells))
         axes.set_ylim(len(cells) - 0.4, -0.6)
         axes.margins(x=0.12)  # for the numbers beside the bars
@@ -183,7 +166,7 @@ def draw_bars(title: str, cells: Mapping[str, Cell], *, x_title: str = "gain ove
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=INK, alpha=0.14, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_xlabel(x_title)
+        axes.set_xlabel("gain over zero-shot (points)")
         if theirs:
             handles = [Patch(color=OURS, label="here"), Patch(color=THEIRS, label="the paper's")]
             figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8.5)
@@ -192,7 +175,7 @@ def draw_bars(title: str, cells: Mapping[str, Cell], *, x_title: str = "gain ove
 
 
 def _bar(axes: Any, y: float, wide: float, value: float | None, spread: float, missing: str, colour: str) -> None:
-    """One bar with its number, or the word for why there is none."""
+    """Draw one bar with its number, or the word for why there is none."""
     length = value or 0.0
     side = -1 if length < 0 else 1
     axes.barh(y, length, wide, color=colour)
@@ -210,7 +193,7 @@ def _bar(axes: Any, y: float, wide: float, value: float | None, spread: float, m
 
 
 def _picture(title: str, draw: Callable[[Figure], None]) -> Picture:
-    """A figure in both formats; the same numbers give the same bytes."""
+    """Return a figure in both formats; the same numbers give the same bytes."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": "kalmanclip"}):
         figure = Figure(layout="constrained")
         draw(figure)
@@ -222,8 +205,8 @@ def _picture(title: str, draw: Callable[[Figure], None]) -> Picture:
     return Picture(title, svg.getvalue(), png.getvalue())
 
 
-def _is_number(value: float | str | None) -> bool:
-    return value is not None and not isinstance(value, str)
+def _number(value: float | str | None) -> float | None:
+    return None if isinstance(value, str) else value
 
 
 def _has_diverged(cell: Cell) -> bool:

@@ -29,7 +29,6 @@ PACKAGES = ("torch", "torchvision", "open_clip_torch", "numpy", "pillow", "sciki
 CODE = ("data", "encoders", "filtering", "methods", "metrics", "observation", "prediction")
 """The folders of this package that can change a number."""
 
-_DIGITS = 12
 _FOLDER = "local-dir:"
 # At least two folders deep and not part of a URL or a relative path; what follows the last but one slash stays.
 _PATH = re.compile(r"(?<![\w.:/\\~-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\"<>|:,;()]+[/\\])+(?=[^/\\\s'\"<>|:,;()]+[/\\])")
@@ -40,12 +39,20 @@ def model_name(spelling: str) -> str:
 
     Args:
         spelling: as `kalmanclip.encoders.load_backbone` takes it, perhaps with a precision (see `in_precision`).
-
-    Raises:
-        ModelError: there is no such backbone.
     """
-    spelling, precision = split_precision(spelling)
-    return in_precision(_name(spelling), precision)
+    name, precision = split_precision(spelling)
+    architecture_of(name)  # which refuses what is no backbone
+    architecture, _, weights = name.partition(":")
+    file = Path(weights)
+    if name.startswith(_FOLDER):
+        folder = Path(name.removeprefix(_FOLDER))
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        hashes = [f"{path.relative_to(folder).as_posix()} {sha256_of(path, ModelError)}" for path in files]
+        name = f"{_FOLDER}{folder.resolve().name}@{hashlib.sha256(chr(10).join(hashes).encode()).hexdigest()[:12]}"
+    # a tag of open_clip is one word, so it stays even if a file happens to be called like it
+    elif (file.suffix or file.name != weights) and file.is_file():
+        name = f"{architecture}:{file.name}@{sha256_of(file, ModelError)[:12]}"
+    return in_precision(name, precision)
 
 
 def in_precision(spelling: str, precision: str) -> str:
@@ -60,20 +67,6 @@ def split_precision(spelling: str) -> tuple[str, str]:
     """Return the backbone and the precision that a spelling stands for."""
     name, _, precision = spelling.rpartition("@")
     return (name, precision) if name and precision in PRECISIONS else (spelling, "float32")
-
-
-def _name(spelling: str) -> str:
-    architecture_of(spelling)
-    if spelling.startswith(_FOLDER):
-        folder = Path(spelling.removeprefix(_FOLDER))
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        hashes = [f"{path.relative_to(folder).as_posix()} {sha256_of(path, ModelError)}" for path in files]
-        return f"{_FOLDER}{folder.resolve().name}@{hashlib.sha256(chr(10).join(hashes).encode()).hexdigest()[:_DIGITS]}"
-    architecture, _, weights = spelling.partition(":")
-    # a tag of open_clip is one word, so it stays even if a file happens to be called like it
-    if (Path(weights).suffix or Path(weights).name != weights) and Path(weights).is_file():
-        return f"{architecture}:{Path(weights).name}@{sha256_of(weights, ModelError)[:_DIGITS]}"
-    return spelling
 
 
 def environment(backbone: Backbone) -> dict[str, Any]:

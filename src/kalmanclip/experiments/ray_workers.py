@@ -19,11 +19,7 @@ CONNECT_TIMEOUT = 20.0
 
 
 def require_ray() -> Any:
-    """Import the package and return it.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import the package and return it, or say how to install it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when a cluster is started
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # or pages about dead workers go to stdout, among results
     try:
@@ -62,11 +58,6 @@ class RayPool:
         self._ours = False
 
     def __enter__(self) -> RayPool:
-        """Connect.
-
-        Raises:
-            ConfigError: there is no such cluster, or none of its nodes is large enough.
-        """
         if not self.ray.is_initialized():
             _connect(self.ray, self.address)
             self._ours = True
@@ -102,12 +93,7 @@ class RayPool:
 
 
 class RayWorker:
-    """An actor. Ray itself restarts nothing: `runner` counts attempts, here as on one computer.
-
-    Args:
-        ray: the package.
-        actor: of `_Actor`.
-    """
+    """An actor. Ray itself restarts nothing: `runner` counts attempts, here as on one computer."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
@@ -132,13 +118,7 @@ class RayWorker:
 
 
 class _Actor:
-    """A worker as it runs on a node.
-
-    Args:
-        threads: of torch.
-        folder: where the command was given; relative paths of data sets start there.
-        settings: environment variables of this package.
-    """
+    """A worker as it runs on a node, with the folder and the settings of the driver."""
 
     def __init__(self, threads: int, folder: str, settings: dict[str, str]) -> None:
         prepare_worker(threads)
@@ -166,36 +146,26 @@ def workers_on(resources: dict[str, float], cpus: int, gpus: float) -> int:
 
 def _connect(ray: Any, address: str) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == "local":
-        quiet["include_dashboard"] = False
-    elif address != "auto":
-        _check_reachable(address)
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-        raise ConfigError(_unreachable(address, str(error))) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Try the port, since Ray itself waits for minutes."""
+    quiet |= {"include_dashboard": False} if address == "local" else {}
     host, _, port = address.rpartition(":")
+    named = address not in ("auto", "local")
     # ray:// is for computers outside a cluster; their jobs end with the connection, so a driver inside is safer
-    if address.startswith("ray://") or not host or not port.isdigit():
+    if named and (address.startswith("ray://") or not host or not port.isdigit()):
         raise ConfigError(
             f"The address of a Ray cluster is auto, local or HOST:PORT, not {address!r}. Give the command on a "
             "computer that belongs to the cluster."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
-    except OSError as error:
-        raise ConfigError(_unreachable(address, error.strerror or str(error))) from error
-
-
-def _unreachable(address: str, why: str) -> str:
-    first = next((line.strip() for line in why.splitlines() if line.strip()), "no reason given").rstrip(".")
-    return (
-        f"The Ray cluster {address} cannot be reached: {first}. Start one with: ray start --head, or give --ray local."
-    )
+        if named:  # try the port, since Ray itself waits for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
+        ray.init(address=address, **quiet)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
+        why = lines[0].rstrip(".") if lines else "no reason given"
+        raise ConfigError(
+            f"The Ray cluster {address} cannot be reached: {why}. Start one with: ray start --head, or give --ray "
+            "local."
+        ) from error
 
 
 def _cause(error: Exception) -> str:

@@ -38,17 +38,15 @@ class Measure:
         return round(self.scale * value, self.digits)
 
     def show(self, value: float) -> str:
-        """Return the number in words, with a real minus sign; never "−0.0"."""
-        return f"{round(self.scale * value, self.digits) + 0.0:.{self.digits}f}".replace("-", "−")
+        """Return the number as text, with a real minus sign; never "−0.0"."""
+        return f"{self.round(value) + 0.0:.{self.digits}f}".replace("-", "−")
 
 
 POINTS = Measure()
 """Numbers that are percent already."""
 
 
-def number(value: float) -> str:
-    """Return a number with one digit."""
-    return POINTS.show(value)
+number = POINTS.show
 
 
 def signed(value: float) -> str:
@@ -172,12 +170,7 @@ def escape_latex(text: str) -> str:
 
 
 def to_latex(table: Table, caption: str = "") -> str:
-    r"""Return floats for ``\usepackage{booktabs}``; too wide a table goes on in further ones, data sets staying whole.
-
-    Args:
-        table: the numbers.
-        caption: what follows the title.
-    """
+    r"""Return floats for ``\usepackage{booktabs}``; a table too wide goes on in further ones, data sets stay whole."""
     pieces: list[list[int]] = []
     for _, group in groupby(range(len(table.columns)), key=lambda column: table.columns[column][0]):
         together = list(group)

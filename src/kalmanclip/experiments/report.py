@@ -12,8 +12,8 @@ import pandas as pd
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.aggregate import Cell, Place, fill_cells, places_of, to_csv, to_frame
 from kalmanclip.experiments.figure import Picture, draw_lines
-from kalmanclip.experiments.jsonl import Record, write_jsonl
 from kalmanclip.experiments.render import Measure, Table, escape, escape_latex, title_of, to_latex, to_markdown
+from kalmanclip.experiments.store import Record, write_jsonl
 from kalmanclip.files import write_atomic
 from kalmanclip.metrics import BINS
 
@@ -31,12 +31,7 @@ CAPTION = "mean ± standard deviation over seeds. The best of a column is bold."
 
 
 class Column(NamedTuple):
-    """One column of a table.
-
-    Attributes:
-        heads: what stands above it, line by line.
-        places: what it is of; several are averaged.
-    """
+    """One column of a table: what stands above it, line by line, and what it is of; several places are averaged."""
 
     heads: tuple[str, ...]
     places: tuple[Place, ...]
@@ -52,15 +47,14 @@ def make_table(title: str, frame: pd.DataFrame, columns: Iterable[Column], measu
         for place in column.places
     ]
     cells = fill_cells(frame, wanted, measure.metric)
-    shown = sorted({i for i, _ in cells})
-    told = sorted({j for (_, j), cell in cells.items() if cell.mean is not None or cell.reasons})
-    kept = {(i, j): cells[i, j] for i, j in cells if i in shown and j in told}
+    across = sorted({i for i, _ in cells})
+    down = sorted({j for (_, j), cell in cells.items() if cell.mean is not None or cell.reasons})
     return Table(
         title,
         ("method",),
-        [(rows[i],) for i in shown],
-        [columns[j].heads for j in told],
-        {(shown.index(i), told.index(j)): cell for (i, j), cell in kept.items()},
+        [(rows[i],) for i in across],
+        [columns[j].heads for j in down],
+        {(across.index(i), down.index(j)): cell for (i, j), cell in cells.items() if j in down},
         measure,
     )
 
@@ -88,11 +82,10 @@ def remark(frame: pd.DataFrame, table: Table) -> str:
     """Return on which columns the paper's method is not the best, and by how much; empty if it is no row."""
     methods = dict(zip(frame["row"], frame["method"], strict=True))
     rows = [titles[0] for titles in table.rows]
-    ours = next((i for i, row in enumerate(rows) if row == OURS), None)
-    if ours is None:
-        ours = next((i for i, row in enumerate(rows) if methods[row] == OURS), None)
-    if ours is None or len(rows) < 2:
+    own = [i for i, row in enumerate(rows) if methods[row] == OURS]
+    if not own or len(rows) < 2:
         return ""
+    ours = rows.index(OURS) if OURS in rows else own[0]
     behind, unknown, measure = [], [], table.measure
     for column, heads in enumerate(table.columns):
         numbers, best = table.numbers(column), table.best(column)
@@ -105,10 +98,10 @@ def remark(frame: pd.DataFrame, table: Table) -> str:
             behind.append(f"{title_of(heads)} ({gap:.{measure.digits}f}{measure.unit} behind {leaders})")
     known = len(table.columns) - len(unknown)
     if behind:
-        said = f"{rows[ours]} is not the best on {len(behind)} of {known} columns: {'; '.join(behind)}."
+        sentence = f"{rows[ours]} is not the best on {len(behind)} of {known} columns: {'; '.join(behind)}."
     else:
-        said = f"{rows[ours]} is the best, alone or with others, on {known} of {known} columns."
-    return said + (f" It has no complete result on: {'; '.join(unknown)}." if unknown else "")
+        sentence = f"{rows[ours]} is the best, alone or with others, on {known} of {known} columns."
+    return sentence + (f" It has no complete result on: {'; '.join(unknown)}." if unknown else "")
 
 
 def report_markdown(frame: pd.DataFrame) -> str:
@@ -118,7 +111,7 @@ def report_markdown(frame: pd.DataFrame) -> str:
         lines += [f"# Comparison with {escape(model)}", "", f"On the test images: {CAPTION}"]
         for table in make_tables(part):
             lines += ["", f"## {table.title}", "", to_markdown(table)]
-            lines += ["", escape(remark(part, table))] if remark(part, table) else []
+            lines += ["", escape(sentence)] if (sentence := remark(part, table)) else []
         failed = part[(part["status"] == "failed") & (part["shift"] == "")]
         lines += ["", "## Failed", ""] if len(failed) else []
         for run in failed.itertuples():
@@ -134,8 +127,8 @@ def report_latex(frame: pd.DataFrame) -> str:
     lines = [r"% Needs \usepackage{booktabs}.", ""]
     for model, part in frame.groupby("model", sort=False):
         for table in make_tables(part):
-            lines += [to_latex(table, f"{model}, {CAPTION}")]
-            lines += [escape_latex(remark(part, table)), ""] if remark(part, table) else []
+            lines.append(to_latex(table, f"{model}, {CAPTION}"))
+            lines += [escape_latex(sentence), ""] if (sentence := remark(part, table)) else []
     return "\n".join(lines)
 
 
@@ -170,13 +163,12 @@ def draw_comparison(frame: pd.DataFrame) -> Picture:
         found = [place for places in panels.values() for place in places if place.shots == k]
         if len(found) == len(panels):
             columns.insert(0, Column((f"{AVERAGE} of {len(panels)}", str(k)), tuple(found)))
-    table = make_table("", frame, columns, ACCURACY)
+    table = make_table("", frame, columns)
     lines: dict[str, dict[str, dict[float, Cell]]] = {}
     for j, (title, number) in enumerate(table.columns):
         for i, (row,) in enumerate(table.rows):
-            cell = table.cell(i, j)
-            percent = Cell({seed: 100 * value for seed, value in cell.by_seed.items()})
-            lines.setdefault(title, {}).setdefault(row, {})[int(number)] = percent
+            percent = {seed: 100 * value for seed, value in table.cell(i, j).by_seed.items()}
+            lines.setdefault(title, {}).setdefault(row, {})[int(number)] = Cell(percent)
     return draw_lines("Accuracy against images per class, a panel per data set", lines)
 
 

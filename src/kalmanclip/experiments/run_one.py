@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -16,10 +17,10 @@ from kalmanclip.data import Splits, few_shot_task
 from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
-from kalmanclip.experiments.jsonl import FORMAT
 from kalmanclip.experiments.provenance import code_version, environment, redact, split_precision
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
+from kalmanclip.experiments.store import FORMAT
 from kalmanclip.methods import METHODS, Progress, make_method, silent
 from kalmanclip.metrics import reliability_table, summarise
 
@@ -34,13 +35,13 @@ def backbone_of(name: str, device: str, cache: str | None) -> Backbone:
 
 
 @lru_cache(maxsize=4)
-def _views(source: Source) -> Splits:
+def _splits(source: Source) -> Splits:
     return source.read()
 
 
 @lru_cache(maxsize=4)
 def _shifts(source: Source) -> dict[str, Shift]:
-    return source.read_shifts(_views(source))
+    return source.read_shifts(_splits(source))
 
 
 def run_one(
@@ -86,12 +87,12 @@ def _head(run: Run) -> dict[str, Any]:
 
 def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -> dict[str, Any]:
     """Draw the task, fit the method, and measure it on the test images and on those of the shifts."""
-    views = _views(source)
+    splits = _splits(source)
     served = _served(backbone)
-    assert views.train is not None
-    assert views.test is not None
+    assert splits.train is not None
+    assert splits.test is not None
     task = few_shot_task(
-        views.train, views.val, views.test, run.shots, run.seed, run.templates, shot_lists=views.shot_lists
+        splits.train, splits.val, splits.test, run.shots, run.seed, run.templates, shot_lists=splits.shot_lists
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)  # whatever a library draws behind a method's back must not depend on earlier runs
@@ -100,23 +101,22 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
         # what a method does not have it cannot choose on
         method.fit(replace(task, train=run.contamination.apply(task.train), test=None), progress)
         fitted = time.perf_counter()
-        logits = method.logits(views.test.sources, progress)
+        logits = method.logits(splits.test.sources, progress)
         scored = time.perf_counter()
         shifts = _shifts(source)
         moved = {name: method.logits(s.images.sources, progress)[:, list(s.columns)] for name, s in shifts.items()}
     if not all(torch.isfinite(scores).all() for scores in (logits, *moved.values())):
         raise NumericalError(f"{run.method} gave scores that are not finite. Try other options.")
-    extra = {name: measures(_probabilities(moved[name]), np.asarray(s.images.labels)) for name, s in shifts.items()}
     return {
         "task": task.to_dict(),
         "images": {
             "train": len(task.train),
             "validation": len(task.validation or ()),
-            "test": len(views.test),
+            "test": len(splits.test),
             **({"shifts": {name: len(shift.images) for name, shift in shifts.items()}} if shifts else {}),
         },
-        "metrics": measures(_probabilities(logits), np.asarray(views.test.labels)),
-        **({"shifts": extra} if shifts else {}),
+        "metrics": _metrics(logits, splits.test.labels),
+        **({"shifts": {name: _metrics(moved[name], s.images.labels) for name, s in shifts.items()}} if shifts else {}),
         "seconds": {"fit": fitted - start, "predict": scored - fitted},
         # without it nobody could tell what the seconds were spent on
         "served_by_cache": _served(backbone) - served,
@@ -129,12 +129,7 @@ def _served(backbone: Backbone) -> int:
     return 0 if backbone.cache is None else backbone.cache.served
 
 
-def _probabilities(logits: torch.Tensor) -> np.ndarray:
-    probabilities: np.ndarray = logits.double().softmax(dim=1).cpu().numpy()
-    return probabilities
-
-
-def measures(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return all metrics of probabilities (N, C) and labels (N,)."""
-    bins = [asdict(row) for row in reliability_table(probabilities, labels)]
-    return {**summarise(probabilities, labels), "reliability": bins}
+def _metrics(logits: torch.Tensor, labels: Iterable[int]) -> dict[str, Any]:
+    """Return all metrics of logits (N, C) and labels (N,)."""
+    given = logits.double().softmax(dim=1).cpu().numpy(), np.asarray(labels)
+    return {**summarise(*given), "reliability": [asdict(row) for row in reliability_table(*given)]}

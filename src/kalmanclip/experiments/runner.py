@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kalmanclip.errors import ConfigError, KalmanClipError
-from kalmanclip.experiments.locks import Locks
 from kalmanclip.experiments.run_one import failure, run_one
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
-from kalmanclip.experiments.store import Record, Store
+from kalmanclip.experiments.store import Locks, Record, Store
 from kalmanclip.experiments.workers import Arguments, LocalPool, LocalWorker, WorkerDied
 from kalmanclip.methods import Progress, silent
 
@@ -103,14 +102,7 @@ def named(record: Record, run: Run) -> Record:
 
 
 class _Queue:
-    """The runs that have records, and those that are still open.
-
-    Args:
-        runs: all of them.
-        store: where results are saved.
-        locks: of this process.
-        retry: whether runs that failed earlier are open.
-    """
+    """The runs that have records, and those that are still open, with ``retry`` also those that failed earlier."""
 
     def __init__(self, runs: Sequence[Run], store: Store, locks: Locks, retry: bool) -> None:
         self.store, self.locks = store, locks
@@ -195,11 +187,7 @@ def _run_on_workers(
     attempts: int,
     waiting: Callable[[int], None],
 ) -> Generator[None, None, None]:
-    """Do the runs on workers. A run whose worker dies is done again, ``attempts`` times in all.
-
-    Raises:
-        KalmanClipError: so many workers, one after the other, die before they are ready.
-    """
+    """Do the runs on workers. A run whose worker dies is done again, ``attempts`` times in all."""
     busy: dict[Any, Run | None] = {}  # None: the worker is not ready yet
     idle: list[LocalWorker | RayWorker] = []
     deaths: Counter[str | None] = Counter()  # by the run's address; None: of workers that were not ready

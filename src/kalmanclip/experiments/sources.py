@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kalmanclip.data import Splits, validate_templates
 from kalmanclip.data.labelled import fingerprint
 from kalmanclip.data.resolve import Shift, data_name, read_data, read_shift
 from kalmanclip.errors import ConfigError, DataError
 
-_FOR_ONE = re.compile(r"([^\s={}]+)=(.*)", re.DOTALL)
-"""A template for one data set: ``pets=a photo of a {}, a type of pet.``"""
+_FOR_ONE = re.compile(r"([^\s={}]+)=(.*)", re.DOTALL)  # pets=a photo of a {}, a type of pet.
 
 
 @dataclass(frozen=True)
@@ -53,31 +52,17 @@ class Source:
     shifts: tuple[ShiftSource, ...] = ()
 
     def read(self) -> Splits:
-        """Read the parts of the data set; train and test are there.
+        """Read the parts of the data set; train and test are there, and all is as when it was found."""
+        splits = read_splits(self.spelling, self.root)
+        _check_unchanged(_fingerprint(splits) == self.fingerprint, self.spelling)
+        return splits
 
-        Raises:
-            DataError: it is not what it was when it was found.
-        """
-        views = read_views(self.spelling, self.root)
-        self._check(_fingerprint(views) == self.fingerprint, self.spelling)
-        return views
-
-    def read_shifts(self, views: Splits) -> dict[str, Shift]:
-        """Read the extra test sets, by name, for the classes of ``views``.
-
-        Raises:
-            DataError: one is not what it was when it was found.
-        """
-        shifts = {}
+    def read_shifts(self, splits: Splits) -> dict[str, Shift]:
+        """Read the extra test sets, by name, for the classes of ``splits``."""
+        shifts = {s.name: _read_shift(s.spelling, self.root, splits) for s in self.shifts}
         for shift in self.shifts:
-            found = _read_shift(shift.spelling, self.root, views)
-            self._check(_shift_fingerprint(found) == shift.fingerprint, shift.spelling)
-            shifts[shift.name] = found
+            _check_unchanged(_shift_fingerprint(shifts[shift.name]) == shift.fingerprint, shift.spelling)
         return shifts
-
-    def _check(self, same: bool, spelling: str) -> None:
-        if not same:
-            raise DataError(f"The data set {spelling} changed while it was in use. Run the command again.")
 
 
 def find_sources(
@@ -102,43 +87,38 @@ def find_sources(
         DataError: a data set is not there or not complete, or no data set has the classes of a shift.
     """
     place = None if root is None else os.fspath(root)
-    found: dict[str, tuple[Source, Splits]] = {}
-    for spelling in dict.fromkeys(spellings):
-        views, name = read_views(spelling, place), data_name(spelling)
-        if name in found:
-            raise ConfigError(
-                f"Two data sets are called {name!r} ({found[name][0].spelling} and {spelling}), and the table could "
-                f"not tell them apart. Name one of them: --data OTHER={spelling}"
-            )
-        _check_draws(views, draws)
-        found[name] = Source(spelling, name, place, views.templates, _fingerprint(views)), views
-    if not found:
+    named = _by_name("data", dict.fromkeys(spellings))
+    if not named:
         raise ConfigError("There is nothing to compare on: give at least one data set.")
-    chosen = _by_name(templates or (), list(found))
-    belonging = _belonging(list(dict.fromkeys(shifts)), list(found.values()))
+    found = {name: read_splits(spelling, place) for name, spelling in named.items()}
+    for splits in found.values():
+        if splits.shot_lists is not None and splits.train is not None:
+            for shots, seed in draws:
+                if (listed := splits.shot_lists.find(shots, seed)) is not None:
+                    listed.first(splits.train, shots)
+    prompts = _templates(templates or (), list(found))
+    moved = _shifts(_by_name("shift", dict.fromkeys(shifts)), found, place)
     return [
-        replace(source, templates=validate_templates(chosen.get(name) or views.templates), shifts=belonging[name])
-        for name, (source, views) in found.items()
+        Source(
+            named[name],
+            name,
+            place,
+            validate_templates(prompts[name] or splits.templates),
+            _fingerprint(splits),
+            tuple(moved[name]),
+        )
+        for name, splits in found.items()
     ]
 
 
-def read_views(spelling: str, root: str | None = None) -> Splits:
+def read_splits(spelling: str, root: str | None = None) -> Splits:
     """Read the parts of a data set by its spelling; train and test are there."""
-    views = read_data(spelling, root)
-    if views.train is None:
+    splits = read_data(spelling, root)
+    if splits.train is None:
         raise ConfigError(f"The data set {spelling} has no images to learn from, so there is nothing to compare on it.")
-    if views.test is None or not len(views.test):
+    if splits.test is None or not len(splits.test):
         raise DataError(f"The data set {spelling} has no test images, so nothing can be measured on it.")
-    return views
-
-
-def _check_draws(views: Splits, draws: Iterable[tuple[int, int]]) -> None:
-    if views.shot_lists is None or views.train is None:
-        return
-    for shots, seed in draws:
-        listed = views.shot_lists.find(shots, seed)
-        if listed is not None:
-            listed.first(views.train, shots)
+    return splits
 
 
 def split_template(given: str) -> tuple[str | None, str]:
@@ -147,60 +127,65 @@ def split_template(given: str) -> tuple[str | None, str]:
     return (match[1], match[2]) if match else (None, given)
 
 
-def _by_name(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+def _by_name(option: str, spellings: Iterable[str]) -> dict[str, str]:
+    """Return the spellings by the names that tables give them."""
+    named: dict[str, str] = {}
+    for spelling in spellings:
+        name = data_name(spelling)
+        if name in named:
+            what = {"data": "data sets", "shift": "shifts"}[option]
+            raise ConfigError(
+                f"Two {what} are called {name!r} ({named[name]} and {spelling}), and the table could not tell them "
+                f"apart. Name one of them: --{option} OTHER={spelling}"
+            )
+        named[name] = spelling
+    return named
+
+
+def _templates(templates: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
     """Return the templates of each data set; its own win over those for all."""
-    general: list[str] = []
-    own: dict[str, list[str]] = {}
+    given: dict[str | None, list[str]] = {}
     for template in templates:
         name, text = split_template(template)
-        if name is None:
-            general.append(text)
-        elif name in names:
-            own.setdefault(name, []).append(text)
-        else:
+        if name is not None and name not in names:
             raise ConfigError(
                 f"The template {template!r} is for a data set {name!r}, but there are only: {', '.join(names)}."
             )
-    return {name: own.get(name, general) for name in names}
+        given.setdefault(name, []).append(text)
+    return {name: given.get(name) or given.get(None, []) for name in names}
 
 
-def _belonging(spellings: Sequence[str], found: Sequence[tuple[Source, Splits]]) -> dict[str, tuple[ShiftSource, ...]]:
+def _shifts(named: Mapping[str, str], found: Mapping[str, Splits], root: str | None) -> dict[str, list[ShiftSource]]:
     """Return the shifts that have the classes of a data set, by the data set's name."""
-    belonging: dict[str, tuple[ShiftSource, ...]] = {source.name: () for source, _ in found}
-    names: dict[str, str] = {}
-    for spelling in spellings:
-        name = data_name(spelling)
-        if name in names:
-            raise ConfigError(
-                f"Two shifts are called {name!r} ({names[name]} and {spelling}). Name one of them: "
-                f"--shift OTHER={spelling}"
-            )
-        names[name] = spelling
+    belonging: dict[str, list[ShiftSource]] = {name: [] for name in found}
+    for shift, spelling in named.items():
         problems = []
-        for source, views in found:
+        for name, splits in found.items():
             try:
-                shift = _read_shift(spelling, source.root, views)
+                read = _read_shift(spelling, root, splits)
             except DataError as problem:
                 problems.append(problem)
             else:
-                belonging[source.name] += (ShiftSource(spelling, name, _shift_fingerprint(shift)),)
+                belonging[name].append(ShiftSource(spelling, shift, _shift_fingerprint(read)))
         if len(problems) == len(found):
             raise DataError(f"The shift {spelling} fits none of the data sets: {problems[0]}") from problems[0]
     return belonging
 
 
-def _read_shift(spelling: str, root: str | None, views: Splits) -> Shift:
-    return read_shift(spelling, root, views.class_names, views.imagenet_labels)
+def _read_shift(spelling: str, root: str | None, splits: Splits) -> Shift:
+    return read_shift(spelling, root, splits.class_names, splits.imagenet_labels)
+
+
+def _check_unchanged(same: bool, spelling: str) -> None:
+    if not same:
+        raise DataError(f"The data set {spelling} changed while it was in use. Run the command again.")
 
 
 def _shift_fingerprint(shift: Shift) -> str:
     return hashlib.sha256(f"{fingerprint(shift.images)} {shift.columns}".encode()).hexdigest()
 
 
-def _fingerprint(views: Splits) -> str:
-    digest = hashlib.sha256()
-    for part, images in views.items():
-        digest.update(f"{part} {fingerprint(images)}\n".encode())
-    for line in views.shot_lists.contents() if views.shot_lists else ():
-        digest.update(f"{line}\n".encode())
-    return digest.hexdigest()
+def _fingerprint(splits: Splits) -> str:
+    lines = [f"{part} {fingerprint(images)}" for part, images in splits.items()]
+    lines += splits.shot_lists.contents() if splits.shot_lists else ()
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()

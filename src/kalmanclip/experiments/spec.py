@@ -44,7 +44,7 @@ class Contamination:
         return self if self.seed is not None else replace(self, seed=seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; nothing at all without contamination."""
+        """Return plain JSON values; nothing at all without contamination."""
         return asdict(self) | {"severities": list(self.severities)} if self.share else {}
 
     def apply(self, images: LabelledImages) -> LabelledImages:
@@ -79,7 +79,7 @@ class Variant:
     setting: float | None = None
 
     def options_on(self, data: str) -> Mapping[str, Any]:
-        """The options on the data set of that name."""
+        """Return the options on the data set of that name."""
         found: Mapping[str, Any] = merge(dict(self.options), dict(self.by_data.get(data, {})))
         return found
 
@@ -97,43 +97,30 @@ def find_variants(labels: Iterable[str], options: Mapping[str, Any] | None = Non
         options: by label, a table of options. A table with the entry ``method`` describes a variant of that method,
             ``{"kalman one pass": {"method": "kalman", "epochs": 1}}``; one without is for the method of that name. The
             entry ``by_data`` has further tables, by the names of data sets (several with commas between them).
-
-    Raises:
-        ConfigError: a label that is neither, or a table that is none.
     """
-    known = {label: _variant(label, table) for label, table in (options or {}).items()}
-    found = []
-    for label in labels:
-        if label not in known:
-            check_method(label)
-        found.append(known.get(label) or Variant(label, label))
-    return found
+    tables = options or {}
+    known = {label: _variant(label, table) for label, table in tables.items()}  # mistakes in all of them count
+    return [known.get(label) or _variant(label, {}) for label in labels]
 
 
 def all_labels(options: Mapping[str, Any] | None = None) -> list[str]:
     """Return all methods but the controls, each with its variants next to it, the paper's first."""
-    variants = [_variant(label, table) for label, table in (options or {}).items()]
-    rows = {
-        name: [
-            *([] if name in CONTROLS else [name]),
-            *(v.label for v in variants if v.method == name and v.label != name),
-        ]
-        for name in METHODS
-    }
+    rows: dict[str, list[str]] = {name: [] if name in CONTROLS else [name] for name in METHODS}
+    for label, table in (options or {}).items():
+        if (variant := _variant(label, table)).label != variant.method:
+            rows[variant.method].append(label)
     return [label for row in rows.values() for label in row]
 
 
 def _variant(label: str, table: Any) -> Variant:
     if not label.strip() or label != label.strip() or "," in label:
         raise ConfigError(f"The label {label!r} cannot be used: it must not be empty, nor have commas or outer spaces.")
-    if not isinstance(table, dict) or "method" not in table:
-        check_method(label)
-    if not isinstance(table, dict):
-        raise ConfigError(f"The options of {label} must be a table of names and values, not {table!r}.")
-    method = table.get("method", label)
+    method = table.get("method", label) if isinstance(table, dict) else label
     if not isinstance(method, str):
         raise ConfigError(f"The method of {label!r} must be a name, not {method!r}.")
     check_method(method)
+    if not isinstance(table, dict):
+        raise ConfigError(f"The options of {label} must be a table of names and values, not {table!r}.")
     if label in METHODS and label != method:
         raise ConfigError(f"The label {label!r} is the name of another method than {method!r}. Choose another label.")
     options = {name: value for name, value in table.items() if name not in ("method", "by_data")}
@@ -141,7 +128,7 @@ def _variant(label: str, table: Any) -> Variant:
 
 
 def _by_data(label: str, tables: Any) -> dict[str, Mapping[str, Any]]:
-    """Options by the name of one data set each."""
+    """Return options by the name of one data set each."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"by_data of {label!r} must hold tables of options by the names of data sets.")
     found: dict[str, Mapping[str, Any]] = {}
@@ -236,15 +223,12 @@ def plan(
 
     Args:
         sources: the data sets.
-        methods: names of methods, or labels in ``options``; see `variants.find_variants`.
+        methods: names of methods, or labels in ``options``; see `find_variants`.
         shots: numbers of training images per class.
         seeds: one draw each. The draw depends on data set, shots and seed alone, so all methods see the same images.
         model: the backbone's name.
         options: by label, what differs from the method's defaults, also by data set.
         contaminations: of the training images; one without a seed takes each run's.
-
-    Raises:
-        ConfigError: an unknown method, options that it refuses, or nothing to run.
     """
     methods, shots, seeds = _unique("method", methods), _unique("number of shots", shots), _unique("seed", seeds)
     levels = _unique("share of contamination", contaminations)
@@ -255,11 +239,10 @@ def plan(
     for variant in variants:  # mistakes about data sets that are not here are mistakes, too
         for name in variant.by_data:
             method_options(variant.method, variant.options_on(name), seeds[0])
-    names = [source.name for source in sources] or [""]  # without any, the options are still checked
     configs = {
         (v.label, name, seed): method_options(v.method, v.options_on(name), seed)
         for v in variants
-        for name in names
+        for name in [source.name for source in sources] or [""]  # without any, the options are still checked
         for seed in seeds
     }
     return [
@@ -292,9 +275,6 @@ def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[s
 
     A method that has a seed among its options gets the run's, unless ``changed`` sets it: otherwise its seeds would
     differ in the draw alone while those of the other methods differ in everything.
-
-    Raises:
-        ConfigError: unknown options, or values that the method refuses.
     """
     wanted, rest = METHODS[method].Config, dict(changed)
     start: Any = wanted()

@@ -42,9 +42,6 @@ class LocalWorker:
     """A process on this computer, which ends when this one does.
 
     It gives one result when it is ready (None), and one for every run that is submitted to it.
-
-    Args:
-        threads: of torch.
     """
 
     def __init__(self, threads: int) -> None:
@@ -62,11 +59,7 @@ class LocalWorker:
             self.connection.send(arguments)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result that `LocalPool.wait` has announced.
-
-        Raises:
-            WorkerDied: there will be none.
-        """
+        """Return the result that `LocalPool.wait` has announced, or raise `WorkerDied`."""
         try:
             result: dict[str, Any] | None = self.connection.recv()
             return result
@@ -83,12 +76,7 @@ class LocalWorker:
 
 
 class LocalPool:
-    """Workers on this computer; a context manager.
-
-    Args:
-        workers: how many.
-        threads: of torch, in each of them; None: as many as here, divided among them.
-    """
+    """Workers on this computer; where ``threads`` is None, those of torch are divided among them."""
 
     advice = "perhaps for lack of memory: try fewer --workers"
     """What may help when workers die."""

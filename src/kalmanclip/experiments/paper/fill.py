@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from kalmanclip.experiments.aggregate import Cell, fill_cells, to_frame
-from kalmanclip.experiments.figure import Picture
-from kalmanclip.experiments.jsonl import Record
-from kalmanclip.experiments.paper.gaps import RULE
+from kalmanclip.experiments.figure import Picture, draw_bars, draw_lines
+from kalmanclip.experiments.paper.findings import RULE
+from kalmanclip.experiments.paper.printed import READINGS
 from kalmanclip.experiments.paper.study import ZERO_SHOT, Form, Sets, Study, title_of
 from kalmanclip.experiments.render import Table, escape, to_markdown
 from kalmanclip.experiments.spec import Run
+from kalmanclip.experiments.store import Record
 
-_KEPT = 0.9
+_LEAST = 0.9
 CRITERION = (
     "A run counts as diverged if its numbers broke down (scores that are not finite, or no step that could be taken), "
-    f"or if it ends with less than {_KEPT:.0%} of the zero-shot accuracy and a larger negative log-likelihood than "
+    f"or if it ends with less than {_LEAST:.0%} of the zero-shot accuracy and a larger negative log-likelihood than "
     "zero-shot: it knows less than before it learned."
 )
 NOT_RUN = "not run yet"
@@ -35,9 +36,7 @@ class Sheet:
         findings: whether what the paper says about it holds here, one sentence each.
         missing: data sets that could not run, and why.
         pictures: drawn from the same numbers.
-        runs: how many runs it is made of.
-        done: how many of them are done.
-        failed: how many of them failed.
+        runs: how many runs it is made of, of which so many are done or failed.
     """
 
     study: Study
@@ -102,10 +101,9 @@ def fill(
     )
     runs = frame if frame.empty else frame[frame["shift"] == ""]
     failed = 0 if frame.empty else int(((runs["status"] == "failed") & runs["accuracy"].isna()).sum())
-    wanted = {*sets, *study.shifts}
-    absent = {title_of(name): reason for name, reason in missing.items() if name in wanted}
-    wanted_runs = sum(run.data not in idle for run in planned)
-    sheet = Sheet(study, form, table, missing=absent, runs=wanted_runs, done=len(runs) - failed, failed=failed)
+    absent = {title_of(name): reason for name, reason in missing.items() if name in {*sets, *study.shifts}}
+    count = sum(run.data not in idle for run in planned)
+    sheet = Sheet(study, form, table, missing=absent, runs=count, done=len(runs) - failed, failed=failed)
     if not sheet.done:
         return sheet
     sheet = replace(sheet, findings=tuple(study.findings(sheet)))
@@ -124,7 +122,7 @@ def _judged(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
         lost = (frame["status"] == "done") & frame["accuracy_before"].isna()
         frame.loc[lost, ["status", "reason"]] = ["failed", f"{ZERO_SHOT} is missing"]
     if study.criterion:
-        worse = frame["accuracy"] < _KEPT * frame["accuracy_before"]
+        worse = frame["accuracy"] < _LEAST * frame["accuracy_before"]
         unlearned = (frame["label"] != ZERO_SHOT) & worse & (frame["nll"] > frame["nll_before"])
         frame.loc[unlearned | (frame["error"] == "NumericalError"), "status"] = "diverged"
     return frame
@@ -142,7 +140,7 @@ def _cells(study: Study, form: Form, frame: pd.DataFrame, missing: Mapping[str, 
     cells = {}
     for place, at in places.items():
         cell = found.get(place, Cell())
-        # one failure in a cell is told where nothing else is
+        # one failure of a cell is given where it has nothing else
         why = "" if cell.seeds or cell.diverged else next(iter(cell.reasons.values()), missing.get(at.data, NOT_RUN))
         cells[place] = replace(cell, printed=study.printed(at), missing=why)
     return cells
@@ -161,3 +159,27 @@ def sheet_markdown(sheet: Sheet) -> str:
     lines += ["", "What is missing:", "", *(f"- {escape(reason)}" for reason in reasons)] if reasons else []
     lines += ["", f"Diverged: {escape(CRITERION)}"] if sheet.study.criterion else []
     return "\n".join([*lines, "", f"{sheet.progress()}."]) + "\n"
+
+
+def figure_2(sheet: Sheet) -> list[Picture]:
+    """Draw a panel per data set: accuracy against shots. What the paper has and we have not is shown, too."""
+    panels: dict[str, dict[str, dict[float, Cell]]] = {}
+    for column, (data,) in enumerate(sheet.table.columns):
+        for row, line in enumerate(sheet.form.rows):
+            cell, label = sheet.table.cell(row, column), line.fixes["label"]
+            if cell.mean is not None or cell.printed is not None:
+                # what learns nothing is the same at every number of shots
+                shots = sheet.study.shots if label == ZERO_SHOT else (line.fixes["shots"],)
+                panels.setdefault(data, {}).setdefault(label, {}).update(dict.fromkeys(shots, cell))
+    title = "Accuracy against images per class, a panel per data set"
+    return [draw_lines(title, panels, ours=READINGS)] if panels else []
+
+
+def figure_3(sheet: Sheet) -> list[Picture]:
+    """Draw bars: gains over zero-shot, a picture for each of our readings."""
+    drawn = []
+    for column, (label,) in enumerate(sheet.table.columns):
+        cells = {name: sheet.table.cell(row, column) for row, (name,) in enumerate(sheet.table.rows)}
+        if any(cell.mean is not None for cell in cells.values()):
+            drawn.append(draw_bars(f"Gain over zero-shot of {label}, by data set", cells))
+    return drawn

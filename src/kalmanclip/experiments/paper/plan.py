@@ -24,12 +24,7 @@ LARGE = ("imagenet", "sun397", "places365")
 
 @dataclass(frozen=True)
 class Found:
-    """What is here of the data that studies ask for.
-
-    Attributes:
-        sources: by name, those that are here, with the shifts that are here.
-        missing: by name, why the others, or their shifts, are not.
-    """
+    """The data sets that are here, with the shifts that are, by name; and why others, or other shifts, are not."""
 
     sources: Mapping[str, Source]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -53,9 +48,6 @@ def find_sets(
         templates: as in `find_sources`.
         shifts: further test sets, spelled likewise.
         draws: pairs of shots and seed that will be asked for.
-
-    Raises:
-        ConfigError, DataError: a data set that was given is not there, or no data set is.
     """
     studies = list(studies)
     places = {data_name(spelling): spelling for spelling in given}
@@ -72,7 +64,8 @@ def find_sets(
         except (ConfigError, DataError) as problem:
             if asked_for:
                 raise
-            missing[name] = _reason(name, root, problem)
+            absent = name in DATA_SETS and DATA_SETS[name].find(data_root(root)) is None
+            missing[name] = "not on this machine" if absent else shorten_paths(str(problem))
             return []
 
     found = {name: s for name in wanted for s in look(name, places.get(name, name), name in places, draws=draws)}
@@ -109,8 +102,7 @@ def chosen_sets(study: Study, found: Found) -> dict[str, Source | None]:
 def check_options(studies: Iterable[Study], options: Mapping[str, Any]) -> list[str]:
     """Refuse options for what is neither a method nor a row of any study.
 
-    Returns:
-        The names of tables that describe rows of their own, which only `kalmanclip compare` has.
+    Return the names of tables that describe rows of their own, which only `kalmanclip compare` has.
     """
     labels = list(dict.fromkeys(variant.label for study in studies for variant in study.variants))
     foreign = []
@@ -132,15 +124,7 @@ def study_runs(
     model: str,
     options: Mapping[str, Any] | None = None,
 ) -> list[Run]:
-    """Return the runs of one study on these data sets.
-
-    Args:
-        study: what to run.
-        sources: the data sets that are here.
-        seeds: one draw each.
-        model: the backbone's name.
-        options: by method or label, what differs from what the study says.
-    """
+    """Return the runs of one study on these data sets; ``options`` change what it says, by method or label."""
     changes = options or {}
     runs: list[Run] = []
     for source in sources:
@@ -151,10 +135,8 @@ def study_runs(
             if not variants:
                 continue
             table = {v.label: _options(v, source.name, changes) for v in variants}
-            shots = study.shots[-1:] if zero_shot else study.shots
-            shares = (0.0,) if zero_shot else study.shares
-            levels = [Contamination(share) for share in shares]
-            runs += plan([source], list(table), shots, seeds, model, table, levels)
+            shots, shares = (study.shots[-1:], (0.0,)) if zero_shot else (study.shots, study.shares)
+            runs += plan([source], list(table), shots, seeds, model, table, map(Contamination, shares))
     return [replace(run, study=study.name) for run in runs]
 
 
@@ -179,10 +161,3 @@ def _registered_prompts(places: Mapping[str, str], templates: Sequence[str]) -> 
 def _about(templates: Sequence[str], name: str) -> list[str]:
     """Return those for one data set, and those for all."""
     return [template for template in templates if split_template(template)[0] in (None, name)]
-
-
-def _reason(name: str, root: str | os.PathLike[str] | None, problem: Exception) -> str:
-    known = DATA_SETS.get(name)
-    if known is not None and known.find(data_root(root)) is None:
-        return "not on this machine"
-    return shorten_paths(str(problem))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kalmanclip.experiments.paper.study import ZERO_SHOT, At
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from kalmanclip.experiments.paper.study import SIX, ZERO_SHOT, At
 
 OURS = "Ours"
 LITERAL, PAPER = f"{OURS} (paper-literal)", f"{OURS} (paper)"
@@ -13,9 +16,6 @@ paper is judged by it."""
 
 BASELINES = (ZERO_SHOT, "CoOp", "CLIP-Adapter", "Tip-Adapter-F")
 """The labels of what the paper compares its method with."""
-
-SIX = ("imagenet", "oxford_pets", "food101", "sun397", "dtd", "eurosat")
-"""The data sets of Table 1, in its order."""
 
 _TABLE_1 = {
     (ZERO_SHOT, 0): (60.33, 85.90, 77.32, 52.81, 42.15, 37.55),
@@ -41,6 +41,7 @@ _TABLE_1 = {
     (OURS, 16): (65.30, 89.23, 80.06, 72.95, 66.56, 83.89),
 }
 _FIVE = ("", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r")
+_AVERAGE = "average"
 _TABLE_2 = {
     ZERO_SHOT: (60.33, 53.62, 34.38, 21.64, 50.00, 43.99),
     "CoOp": (63.11, 54.84, 32.86, 22.14, 54.94, 45.58),
@@ -71,44 +72,39 @@ ALPHAS, BETAS = tuple(_TABLE_3), tuple(_TABLE_4)
 
 
 def table_1(at: At) -> float | None:
-    """Table 1, and Figure 2, which shows the same numbers."""
-    method = _method(at)
-    row = _TABLE_1.get((method, 0 if method == ZERO_SHOT else at.shots))
-    return None if row is None or at.data not in SIX else row[SIX.index(at.data)]
+    """Return a number of Table 1, and of Figure 2, which shows the same."""
+    return _find(_TABLE_1, (_method(at), 0 if at.label == ZERO_SHOT else at.shots), SIX, at.data)
 
 
 def figure_3(at: At) -> float | None:
-    """Figure 3: the paper gives it as a picture; six of its eleven bars follow from Table 1."""
+    """Return a number of Figure 3: the paper gives it as a picture; six of its eleven bars follow from Table 1."""
     before, after = table_1(At(ZERO_SHOT, data=at.data)), table_1(at)
     return None if before is None or after is None else round(after - before, 2)
 
 
 def table_2(at: At) -> float | None:
-    """Table 2; its last column is the average of the others."""
-    row = _TABLE_2.get(_method(at))
-    if row is None or at.data != "imagenet":
-        return None
-    if set(at.shifts) == set(_FIVE):
-        return row[-1]
-    return row[_FIVE.index(at.shifts[0])] if len(at.shifts) == 1 and at.shifts[0] in _FIVE else None
+    """Return a number of Table 2; its last column is the average of the others."""
+    column = _AVERAGE if set(at.shifts) == set(_FIVE) else at.shifts[0] if len(at.shifts) == 1 else None
+    return _find(_TABLE_2, _method(at), (*_FIVE, _AVERAGE), column) if at.data == "imagenet" else None
 
 
 def table_3(at: At) -> float | str | None:
-    """Table 3: rows by alpha."""
-    row = _TABLE_3.get(at.setting) if at.family in READINGS and at.setting is not None else None
-    return None if row is None or at.data != "imagenet" or at.share not in SHARES else row[SHARES.index(at.share)]
+    """Return a number of Table 3: rows by alpha."""
+    own = at.family in READINGS and at.data == "imagenet"
+    return _find(_TABLE_3, at.setting, SHARES, at.share) if own else None
 
 
 def table_4(at: At) -> float | str | None:
-    """Table 4: rows by beta."""
-    row = _TABLE_4.get(at.setting) if at.family in READINGS and at.setting is not None else None
-    return None if row is None or at.data not in SIX else row[SIX.index(at.data)]
-
-
-def nothing(at: At) -> None:
-    """What the paper says in words alone."""
-    return
+    """Return a number of Table 4: rows by beta."""
+    return _find(_TABLE_4, at.setting, SIX, at.data) if at.family in READINGS else None
 
 
 def _method(at: At) -> str:
     return OURS if at.family in READINGS else at.label
+
+
+T = TypeVar("T")
+
+
+def _find(table: Mapping[Any, Sequence[T]], row: Any, columns: Sequence[Any], column: Any) -> T | None:
+    return table[row][columns.index(column)] if row in table and column in columns else None

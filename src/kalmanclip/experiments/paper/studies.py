@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kalmanclip.experiments.paper import findings, pictures, printed
+from kalmanclip.experiments.paper import fill, findings, printed
 from kalmanclip.experiments.paper import study as forms
 from kalmanclip.experiments.paper.study import Study
 from kalmanclip.experiments.spec import Variant
@@ -12,10 +13,8 @@ from kalmanclip.experiments.spec import Variant
 OWN = "kalmanclip default (class residuals)"
 """This package's own method: not the paper's, and in no finding about it."""
 
-_FAMILIES = {"paper-literal": printed.LITERAL, "paper": printed.PAPER, "default": OWN}
-_LITERAL, _PAPER = (
-    Variant(_FAMILIES[name], "kalman", {"preset": name}, family=_FAMILIES[name]) for name in ("paper-literal", "paper")
-)
+_LITERAL = Variant(printed.LITERAL, "kalman", {"preset": "paper-literal"}, family=printed.LITERAL)
+_PAPER = Variant(printed.PAPER, "kalman", {"preset": "paper"}, family=printed.PAPER)
 _DEFAULT = Variant(OWN, "class_residuals", family=OWN)
 _ZERO_SHOT = Variant(forms.ZERO_SHOT, "zero_shot")
 _BASELINES = (
@@ -40,26 +39,13 @@ _PROTOCOL = (
 )
 
 
-def _alpha(preset: str, alpha: float) -> Variant:
-    family = _FAMILIES[preset]
-    label = f"{family} alpha {alpha:g}"
-    if preset == "default":
-        return Variant(label, "class_residuals", {"alpha": alpha}, family=family, setting=alpha)
-    options = {"preset": preset, "filter": {"alpha": alpha}}
-    return Variant(label, "kalman", options, family=family, setting=alpha)
+def _paper(label: str, preset: str = "paper", **options: Any) -> Variant:
+    return Variant(label, "kalman", {"preset": preset, **options})
 
 
-def _beta(preset: str, beta: float) -> Variant:
-    options, family = {"preset": preset, "noise": {"beta": beta}}, _FAMILIES[preset]
-    return Variant(f"{family} beta {beta:.2f}", "kalman", options, family=family, setting=beta)
-
-
-def _paper(label: str, **options: object) -> Variant:
-    return Variant(label, "kalman", {"preset": "paper", **options})
-
-
-def _literal(label: str, **options: object) -> Variant:
-    return Variant(label, "kalman", {"preset": "paper-literal", **options})
+def _setting(name: str, value: float, **options: Any) -> Variant:
+    """Return the paper's method with one setting changed."""
+    return replace(_paper(f"{printed.PAPER} {name}", **options), family=printed.PAPER, setting=value)
 
 
 def _first_order(label: str, **options: Any) -> Variant:
@@ -79,10 +65,8 @@ _ALL = (
         "Table 1: test accuracy in %, 1 to 16 images per class",
         (_READINGS, _PROTOCOL),
         (*_BASELINES, *_LEARNERS),
-        printed.SIX,
-        forms.by_shots,
-        printed.table_1,
         findings.table_1,
+        printed=printed.table_1,
         shots=_SHOTS,
     ),
     Study(
@@ -90,12 +74,10 @@ _ALL = (
         "Figure 2: accuracy against images per class",
         ("The numbers of Table 1 as a picture; the paper's are dashed.", _READINGS),
         (*_BASELINES, *_LEARNERS),
-        printed.SIX,
-        forms.by_shots,
-        printed.table_1,
         findings.figure_2,
+        printed=printed.table_1,
         shots=_SHOTS,
-        draw=pictures.figure_2,
+        draw=fill.figure_2,
     ),
     Study(
         "figure3",
@@ -106,11 +88,11 @@ _ALL = (
             _READINGS,
         ),
         (_ZERO_SHOT, *_LEARNERS),
-        (*printed.SIX, "mnist", "fashion_mnist", "cifar10", "cifar100", "places365"),
-        forms.by_gain,
-        printed.figure_3,
         findings.figure_3,
-        draw=pictures.figure_3,
+        sets=(*forms.SIX, "mnist", "fashion_mnist", "cifar10", "cifar100", "places365"),
+        form=forms.by_gain,
+        printed=printed.figure_3,
+        draw=fill.figure_3,
         gain=True,
     ),
     Study(
@@ -123,10 +105,10 @@ _ALL = (
             _PROTOCOL,
         ),
         (*_BASELINES, *_LEARNERS),
-        ("imagenet",),
-        forms.by_shift,
-        printed.table_2,
         findings.table_2,
+        sets=("imagenet",),
+        form=forms.by_shift,
+        printed=printed.table_2,
         shifts=("imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r"),
         others="shifted",
     ),
@@ -138,11 +120,15 @@ _ALL = (
             "ImageNet is not at hand, other data sets stand in. In this package's own method alpha weighs images; in "
             "the paper's it weighs batches.",
         ),
-        (_ZERO_SHOT, *(_alpha(preset, alpha) for preset in ("paper", "default") for alpha in printed.ALPHAS)),
-        ("imagenet",),
-        forms.by_share,
-        printed.table_3,
+        (
+            _ZERO_SHOT,
+            *(_setting(f"alpha {alpha:g}", alpha, filter={"alpha": alpha}) for alpha in printed.ALPHAS),
+            *(Variant(f"{OWN} alpha {a:g}", "class_residuals", {"alpha": a}, {}, OWN, a) for a in printed.ALPHAS),
+        ),
         findings.table_3,
+        sets=("imagenet",),
+        form=forms.by_share,
+        printed=printed.table_3,
         shares=printed.SHARES,
         others="instead",
         criterion=True,
@@ -154,11 +140,9 @@ _ALL = (
             "Test accuracy in %. Beta is about the observation noise; this package's own presets take that from the "
             "model instead, so it is no option of theirs.",
         ),
-        (_ZERO_SHOT, *(_beta("paper", beta) for beta in printed.BETAS)),
-        printed.SIX,
-        forms.by_set,
-        printed.table_4,
+        (_ZERO_SHOT, *(_setting(f"beta {beta:.2f}", beta, noise={"beta": beta}) for beta in printed.BETAS)),
         findings.table_4,
+        printed=printed.table_4,
         criterion=True,
     ),
     Study(
@@ -170,16 +154,13 @@ _ALL = (
         ),
         (
             _ZERO_SHOT,
-            _literal("diag (similarities) prior 0.01"),
-            _literal("flatten (similarities) prior 0.01", observation="pairwise"),
-            _literal("diag (similarities) prior 0.1", prior_std=0.1),
-            _literal("flatten (similarities) prior 0.1", observation="pairwise", prior_std=0.1),
+            _paper("diag (similarities) prior 0.01", "paper-literal"),
+            _paper("flatten (similarities) prior 0.01", "paper-literal", observation="pairwise"),
+            _paper("diag (similarities) prior 0.1", "paper-literal", prior_std=0.1),
+            _paper("flatten (similarities) prior 0.1", "paper-literal", observation="pairwise", prior_std=0.1),
             _paper("diag (probability in the batch) prior 0.1"),
             _paper("diag (probability of the class) prior 0.1", observation="classes"),
         ),
-        printed.SIX,
-        forms.by_set,
-        printed.nothing,
         findings.observation,
         criterion=True,
     ),
@@ -198,9 +179,6 @@ _ALL = (
                 for method in (1, 2)
             ),
         ),
-        printed.SIX,
-        forms.by_set,
-        printed.nothing,
         findings.noise,
         criterion=True,
     ),
@@ -219,9 +197,6 @@ _ALL = (
                 )
             ),
         ),
-        printed.SIX,
-        forms.by_set,
-        printed.nothing,
         findings.regulation,
         criterion=True,
     ),
@@ -240,9 +215,6 @@ _ALL = (
             _paper("low-rank plus diagonal", low_rank=_SMALL, belief="low_rank"),
             _paper("dense", low_rank=_SMALL, belief="dense"),
         ),
-        printed.SIX,
-        forms.by_set,
-        printed.nothing,
         findings.belief,
         criterion=True,
     ),
@@ -269,12 +241,9 @@ _ALL = (
             ),
             _first_order("AdamW at 1e-3 (squared)"),
             _first_order("AdamW at 1e-3 (cross-entropy)", loss="cross_entropy"),
-            Variant(findings.LONGER, "kalman", {"preset": "paper", "epochs": 10}, family=printed.PAPER, setting=10),
+            _setting("(10 passes)", 10, epochs=10),
             _first_order("AdamW (cross-entropy; 10 passes)", loss="cross_entropy", lr_grid=_RATES["adamw"], epochs=10),
         ),
-        printed.SIX,
-        forms.by_shots,
-        printed.nothing,
         findings.optimizer,
         shots=(4, 16),
         criterion=True,

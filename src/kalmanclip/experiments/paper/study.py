@@ -33,22 +33,17 @@ _TITLES = {
     "imagenet_r": "ImageNet-R",
 }
 
+SIX = ("imagenet", "oxford_pets", "food101", "sun397", "dtd", "eurosat")
+"""The data sets of Table 1, in its order."""
+
 Sets = Mapping[str, Sequence[str]]
 """The names of data sets, each with the names of its shifts."""
 
 
 @dataclass(frozen=True)
 class At:
-    """What one number is about. A row says some of it, a column the rest.
-
-    Attributes:
-        label: of the variant.
-        family: of the variant (`Variant.family`).
-        setting: of the variant (`Variant.setting`).
-        data: the data set's name.
-        shots: K.
-        share: of the training images that are corrupted.
-        shifts: which test images: "" is the data set's own; several are averaged.
+    """What one number is about: the variant, the data set, K, the share of corrupted training images, and which test
+    images: "" is the data set's own; several are averaged. A row says some of it, a column the rest.
     """
 
     label: str = ""
@@ -79,64 +74,10 @@ class Form(NamedTuple):
         return At(**{**self.rows[row].fixes, **self.columns[column].fixes})
 
 
-@dataclass(frozen=True)
-class Study:
-    """One table or figure: what to run for it, how it is laid out, and what the paper says about it.
-
-    Attributes:
-        name: the command's word for it.
-        title: one line.
-        caption: paragraphs.
-        variants: the methods, with their options.
-        sets: the paper's data sets for it, by the names of the registry.
-        form: lays it out, given the study and for every data set the names of its shifts.
-        printed: the paper's number at a place; None where it printed none.
-        findings: what is found, in sentences, given the filled sheet.
-        shots: K.
-        shares: of the training images to corrupt.
-        shifts: the paper's extra test sets.
-        others: "beside": data sets that the paper does not have come after its own; "instead": others, the paper's
-            included, stand in where its own are not there; "shifted": likewise, those that have shifts.
-        draw: makes the pictures, given the filled sheet; None: there are none.
-        criterion: whether runs are looked at for divergence.
-        gain: whether numbers are gains over zero-shot rather than accuracies.
-    """
-
-    name: str
-    title: str
-    caption: tuple[str, ...]
-    variants: tuple[Variant, ...]
-    sets: tuple[str, ...]
-    form: Callable[[Study, Sets], Form]
-    printed: Callable[[At], float | str | None]
-    findings: Callable[[Sheet], list[str]]
-    shots: tuple[int, ...] = (16,)
-    shares: tuple[float, ...] = (0.0,)
-    shifts: tuple[str, ...] = ()
-    others: str = "beside"
-    draw: Callable[[Sheet], list[Picture]] | None = None
-    criterion: bool = False
-    gain: bool = False
-
-
-def title_of(name: str) -> str:
-    """Return what the paper calls a data set; others keep their name."""
-    return _TITLES.get(name, name)
-
-
-def by_shots(study: Study, sets: Sets) -> Form:
-    """Lay out a row for every method and number of shots, a column for every data set (Table 1)."""
-    rows = [
-        Line((v.label, "" if v.label == ZERO_SHOT else str(k)), {**_about(v), "shots": k})
-        for v in study.variants
-        for k in (study.shots[-1:] if v.label == ZERO_SHOT else study.shots)
-    ]
-    return Form(("method", "shots"), rows, _columns(sets))
-
-
 def by_set(study: Study, sets: Sets) -> Form:
-    """Lay out a row for every method, a column for every data set (Table 4)."""
-    return Form(("method",), _rows(study), _columns(sets))
+    """Lay out a row for every method (and number of shots), a column for every data set (Tables 1 and 4)."""
+    heads = ("method", "shots") if len(study.shots) > 1 else ("method",)
+    return Form(heads, _rows(study), [Line((title_of(name),), {"data": name}) for name in sets])
 
 
 def by_gain(study: Study, sets: Sets) -> Form:
@@ -156,23 +97,69 @@ def by_shift(study: Study, sets: Sets) -> Form:
 
 def by_share(study: Study, sets: Sets) -> Form:
     """Lay out a row for every data set and setting, a column for every share of corrupted images (Table 3)."""
-    rows = [
-        Line((title_of(name), *row.titles), {"data": name, **row.fixes})
-        for name in sets
-        for row in _rows(study)
-        if row.fixes["label"] != ZERO_SHOT
-    ]
+    learned = [row for row in _rows(study) if row.fixes["label"] != ZERO_SHOT]
+    rows = [Line((title_of(name), *row.titles), {"data": name, **row.fixes}) for name in sets for row in learned]
     columns = [Line((f"{100 * share:g} %",), {"share": share}) for share in study.shares]
     return Form(("data set", "method"), rows, columns)
+
+
+def _rows(study: Study) -> list[Line]:
+    """Return a row for every method and number of shots, which is a title only where there are several."""
+
+    def titles(label: str, shots: int) -> tuple[str, ...]:
+        return (label,) if len(study.shots) == 1 else (label, "" if label == ZERO_SHOT else str(shots))
+
+    return [
+        Line(titles(v.label, k), {**_about(v), "shots": k})
+        for v in study.variants
+        for k in (study.shots[-1:] if v.label == ZERO_SHOT else study.shots)
+    ]
 
 
 def _about(variant: Variant) -> dict[str, Any]:
     return {"label": variant.label, "family": variant.family, "setting": variant.setting}
 
 
-def _rows(study: Study) -> list[Line]:
-    return [Line((v.label,), {**_about(v), "shots": study.shots[0]}) for v in study.variants]
+@dataclass(frozen=True)
+class Study:
+    """One table or figure: what to run for it, how it is laid out, and what the paper says about it.
+
+    Attributes:
+        name: the command's word for it.
+        title: one line.
+        caption: paragraphs.
+        variants: the methods, with their options.
+        findings: what is found, in sentences, given the filled sheet.
+        sets: the paper's data sets for it, by the names of the registry.
+        form: lays it out, given the study and for every data set the names of its shifts.
+        printed: the paper's number at a place; None where it printed none.
+        shots: K.
+        shares: of the training images to corrupt.
+        shifts: the paper's extra test sets.
+        others: "beside": data sets that the paper does not have come after its own; "instead": others, the paper's
+            included, stand in where its own are not there; "shifted": likewise, those that have shifts.
+        draw: makes the pictures, given the filled sheet; None: there are none.
+        criterion: whether runs are looked at for divergence.
+        gain: whether numbers are gains over zero-shot rather than accuracies.
+    """
+
+    name: str
+    title: str
+    caption: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    findings: Callable[[Sheet], list[str]]
+    sets: tuple[str, ...] = SIX
+    form: Callable[[Study, Sets], Form] = by_set
+    printed: Callable[[At], float | str | None] = lambda at: None
+    shots: tuple[int, ...] = (16,)
+    shares: tuple[float, ...] = (0.0,)
+    shifts: tuple[str, ...] = ()
+    others: str = "beside"
+    draw: Callable[[Sheet], list[Picture]] | None = None
+    criterion: bool = False
+    gain: bool = False
 
 
-def _columns(sets: Sets) -> list[Line]:
-    return [Line((title_of(name),), {"data": name}) for name in sets]
+def title_of(name: str) -> str:
+    """Return what the paper calls a data set; others keep their name."""
+    return _TITLES.get(name, name)
