@@ -13,9 +13,8 @@ from kalmanclip.data.images import ImageSource, cache_decoded, content_identitie
 from kalmanclip.data.prompts import class_prompts
 from kalmanclip.encoders.backbone import Backbone
 from kalmanclip.encoders.cache import Encode, describe_product, through_cache
-from kalmanclip.encoders.crops import RandomCrop, RandomCropConfig
 from kalmanclip.encoders.dual import DualEncoder
-from kalmanclip.encoders.preprocess import Preprocess
+from kalmanclip.encoders.preprocess import Preprocess, RandomCrop, RandomCropConfig
 from kalmanclip.encoders.towers import Activations, TextEncoder, unit
 from kalmanclip.memory import free_bytes
 

@@ -11,6 +11,7 @@ from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods.base import Method, Needs
 from kalmanclip.methods.baselines.ape import APE, APET
+from kalmanclip.methods.baselines.base import ZeroShot
 from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter
 from kalmanclip.methods.baselines.clip_lora import CLIPLoRA
 from kalmanclip.methods.baselines.clip_svd import CLIPSVD
@@ -22,7 +23,6 @@ from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlus
 from kalmanclip.methods.baselines.proker import ProKeR
 from kalmanclip.methods.baselines.timo import TIMO, TIMOS
 from kalmanclip.methods.baselines.tip_adapter import TipAdapter, TipAdapterF
-from kalmanclip.methods.baselines.zero_shot import ZeroShot
 from kalmanclip.methods.class_residuals import ClassResiduals
 from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.joint import Joint, JointConfig

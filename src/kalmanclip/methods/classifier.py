@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -330,15 +331,15 @@ class Classifier(ABC):
             batch = predict_batch(activations)
             if ood is not None:  # only with frozen towers, whose activations are the embeddings
                 f = self.encoder.encode_images(activations)
-                batch = batch.with_(ood_score=ood.score(f).cpu())
+                batch = replace(batch, ood_score=ood.score(f).cpu())
                 if neighbors:
-                    batch = batch.with_(neighbors=Neighbors(*(column.cpu() for column in ood.nearest(f, neighbors))))
-            batches.append(batch if untouched is None else batch.with_(zero_shot=untouched(activations).cpu()))
+                    batch = replace(batch, neighbors=Neighbors(*(column.cpu() for column in ood.nearest(f, neighbors))))
+            batches.append(batch if untouched is None else replace(batch, zero_shot=untouched(activations).cpu()))
         prediction = Prediction.joined(self.class_names, batches)
         if threshold is not None and prediction.ood_score is not None:
-            prediction = prediction.with_(is_ood=prediction.ood_score > threshold)
+            prediction = replace(prediction, is_ood=prediction.ood_score > threshold)
         if coverage is not None:
-            prediction = prediction.with_(sets=self.class_sets(prediction.at_mean, coverage))
+            prediction = replace(prediction, sets=self.class_sets(prediction.at_mean, coverage))
         return prediction
 
     @torch.no_grad()

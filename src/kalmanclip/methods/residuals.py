@@ -21,18 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
 from kalmanclip.methods.statistics import ClassStatistics, check_shapes
-from kalmanclip.prediction import TYPICAL_SCALE, LogitGaussian, fit_covariance_scale, log_likelihood
+from kalmanclip.prediction import (
+    TYPICAL_SCALE,
+    LogitGaussian,
+    fit_covariance_scale,
+    log_likelihood,
+    most_probable_scale,
+)
 
 TYPICAL_STD = 50**-0.5
 """The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
 
-_STEP = math.sqrt(2)  # of the search: a factor of two in the variance
-_SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
-_REACH = 12  # steps either way at most
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -327,24 +330,16 @@ class ResidualBelief:
         """Return the prior under which held-out images are most probable, itself less probable if unusual."""
         if not held_out:
             return TYPICAL_STD
-        scores: dict[int, float] = {}
+        count = sum(len(part.labels) for part in held_out)
 
-        def score(step: int) -> float:
-            if not -_REACH <= step <= _REACH:
-                return -math.inf
-            if step not in scores:
-                std = TYPICAL_STD * _STEP**step
-                total = sum(part.log_likelihood(std) for part in held_out)
-                self.held_out_log_likelihood[std] = total / sum(len(part.labels) for part in held_out)
-                scores[step] = total - (step / _SPREAD) ** 2 / 2
-                tell(len(scores), len(scores) + 1)
-            return scores[step]
+        def score(std: float) -> float:
+            total = sum(part.log_likelihood(std) for part in held_out)
+            self.held_out_log_likelihood[std] = total / count
+            tell(len(self.held_out_log_likelihood), len(self.held_out_log_likelihood) + 1)
+            return total
 
-        best = 0  # the score has one maximum: climb
-        for direction in (-1, 1):
-            while score(best + direction) > score(best):
-                best += direction
-        return TYPICAL_STD * _STEP**best
+        # a variance four times larger or smaller, two steps, is no surprise
+        return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
 
     def _fit_covariance_scale(self, held_out: Sequence[_HeldOut], std: float) -> float:
         """Return the scale under which held-out images are most probable, by the crop that predictions use."""

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.baselines.base import FeatureMethod, kernel, search_grid

@@ -1,8 +1,9 @@
-"""What the baselines share: unit-length features, text weights, and one way to score."""
+"""What the baselines share: unit-length features, text weights, one way to score, and zero-shot CLIP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask, ImageSource
 from kalmanclip.encoders import Backbone, DualEncoder
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress, crop_features, image_features, silent, text_weights
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods.base import Needs, labels_of
 
@@ -91,6 +92,20 @@ class FeatureMethod:
             return None
         f = image_features(self.encoder, task.validation.sources, progress)
         return f, labels_of(task.validation, f.device)
+
+
+@dataclass(frozen=True)
+class ZeroShotConfig:
+    """There is nothing to choose."""
+
+
+class ZeroShot(FeatureMethod):
+    """Zero-shot CLIP: logits ``f T^T / tau`` with ``T`` the prompts' embeddings."""
+
+    Config = ZeroShotConfig
+
+    def learn(self, task: FewShotTask, progress: Progress) -> None:
+        """Learn nothing: the text weights are all there is."""
 
 
 def hits(logits: Tensor, labels: Tensor) -> int:

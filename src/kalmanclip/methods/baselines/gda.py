@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
 from kalmanclip.methods.baselines.training import check_positive
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress, text_weights
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel, search_grid
