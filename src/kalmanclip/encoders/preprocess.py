@@ -1,8 +1,8 @@
 """From a picture to the network's input: open_clip's preprocessing, random crops, and which crops stand for an image.
 
-open_clip's preprocessing comes in two parts: what PIL does with each picture, and arithmetic on whole batches. Numbers in
-float32 take four times the memory of pixels. They are made at the end, where the model is, of a batch at a
-time: to the last bit they are what the preprocessing of single pictures gives.
+open_clip's preprocessing comes in two parts: what PIL does with each picture, and arithmetic on whole batches. Numbers
+in float32 take four times the memory of pixels. They are made at the end, where the model is, of a batch at a time: to
+the last bit they are what the preprocessing of single pictures gives.
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ class FirstOrderConfig:
         for name, allowed in (("loss", LOSSES), ("optimizer", ("adamw", "sgd")), ("decay", ("linear", "cosine"))):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}.")
-        check_positive(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
-        check_positive(**{f"lr_grid[{i}]": value for i, value in enumerate(self.lr_grid)})
+        check_positive(lr=self.lr, lr_grid=self.lr_grid, epochs=self.epochs, batch_size=self.batch_size)
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, and is {self.weight_decay}.")
         likelihood = make_likelihood(self.observation, **self.observation_options)

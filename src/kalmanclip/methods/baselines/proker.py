@@ -42,9 +42,8 @@ class ProKeRConfig(RandomCropConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(beta=1.0 if self.beta is None else self.beta, lmbda=1.0 if self.lmbda is None else self.lmbda)
-        for name, (low, high, count) in (("beta_range", self.beta_range), ("lmbda_range", self.lmbda_range)):
-            check_positive(**{f"{name}[0]": low, f"{name}[1]": high, f"{name}[2]": count})
+        check_positive(beta=self.beta, lmbda=self.lmbda, beta_range=self.beta_range, lmbda_range=self.lmbda_range)
+        for name, (low, high, _) in (("beta_range", self.beta_range), ("lmbda_range", self.lmbda_range)):
             if high < low:
                 raise ConfigError(f"{name} is the lowest value, the highest and their number, not {low}, {high}.")
 
@@ -71,7 +70,7 @@ class ProKeR(FeatureMethod):
     lmbda: float
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Solves for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
+        """Solve for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
         assert self.T is not None
         c = self.config
         self.X, labels, _ = self.samples(task, c, progress)
@@ -90,7 +89,7 @@ class ProKeR(FeatureMethod):
         self.A = torch.cholesky_solve(errors.double(), factor).to(self.X)
 
     def search(self, errors: Tensor, f: Tensor, labels: Tensor, progress: Progress) -> None:
-        """Sets ``beta`` and ``lmbda`` to the first best pair of the grid on the validation images.
+        """Set ``beta`` and ``lmbda`` to the first best pair of the grid on the validation images.
 
         One eigendecomposition per beta serves every lambda.
 
