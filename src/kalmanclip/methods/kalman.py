@@ -14,8 +14,9 @@ from torch.func import functional_call
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.dual import averaged_prompts
-from kalmanclip.encoders.features import ActivationStore, ActivationSubset, Progress, activation_store
+from kalmanclip.encoders.features import ActivationStore, Progress, activation_store
 from kalmanclip.encoders.jvp import ClassifierTangents
+from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.filtering import (
     FilterConfig,
@@ -168,23 +169,26 @@ class Kalman(Classifier):
         progress: Progress,
         after_epoch: AfterEpoch | None,
     ) -> list[Step]:
-        return self.run_filter(material, images.labels, epochs, progress, after_epoch)
+        return self.run_filter(material.__getitem__, images.labels, epochs, progress, after_epoch)
 
     def run_filter(
         self,
-        store: ActivationStore | ActivationSubset,
+        pick: Callable[[Tensor], Activations],
         image_labels: list[int],
         epochs: int,
         progress: Progress,
         after_epoch: AfterEpoch | None = None,
     ) -> list[Step]:
-        """Filter activations of images with labels, pass by pass; ``after_epoch`` is not called after the last."""
+        """Filter images with labels, pass by pass; ``after_epoch`` is not called after the last.
+
+        ``pick`` turns positions (B,) into the activations of those images.
+        """
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         steps = epochs * math.ceil(len(labels) / self.config.batch_size)
         records: list[Step] = []
         take: Stepper | None = None
         for epoch in range(epochs):
-            take = self._pass(store, labels, records, steps, take, progress)
+            take = self._pass(pick, labels, records, steps, take, progress)
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
@@ -196,7 +200,7 @@ class Kalman(Classifier):
 
     def _pass(
         self,
-        store: ActivationStore | ActivationSubset,
+        pick: Callable[[Tensor], Activations],
         labels: Tensor,
         records: list[Step],
         steps: int,
@@ -206,7 +210,7 @@ class Kalman(Classifier):
         """Make one pass, adding to ``records``; return what takes the steps of the next one, if known."""
         try:
             for batch in self._order(len(labels)).split(self.config.batch_size):
-                shown = store[self._share(batch)], labels[batch]
+                shown = pick(self._share(batch)), labels[batch]
                 if self.filter is None:
                     self.filter = self._prior(*shown)
                 take = take or self._stepper(self.filter)
@@ -315,22 +319,26 @@ class Kalman(Classifier):
         thetas = encoder.theta + math.sqrt(self.covariance_scale) * self._draws(samples)
         image, text = [], []
         for theta in thetas:
-            named = encoder.named_views(theta)
-            image.append(_of_tower(named, "image."))
-            prompts = functional_call(encoder.text, _of_tower(named, "text."), self.texts)
+            image.append(named_views(encoder.image, theta[: encoder.n_image]))
+            prompts = functional_call(encoder.text, named_views(encoder.text, theta[encoder.n_image :]), self.texts)
             text.append(averaged_prompts(prompts, len(self.templates)))
         return image, text
 
-    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
-        """See `Classifier.sampled`."""
-        image, text = self.sampled_towers(samples)
+    def score_draws(
+        self, image: Sequence[dict[str, Tensor]], weights: Sequence[Tensor]
+    ) -> Callable[[Activations], Tensor]:
+        """Return what scores images by draws: parameters of the image tower, each with class weights (C, d)."""
         scale, tower = self.backbone.logit_scale, self.encoder.image
 
         def apply(activations: Activations) -> Tensor:
             f = (functional_call(tower, parameters, activations) for parameters in image)
-            return torch.stack([scale * x @ T.mT for x, T in zip(f, text, strict=True)])
+            return torch.stack([scale * x @ W.mT for x, W in zip(f, weights, strict=True)])
 
         return apply
+
+    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
+        """See `Classifier.sampled`."""
+        return self.score_draws(*self.sampled_towers(samples))
 
     def _scale_covariance(self, factor: float) -> None:
         self.covariance_scale *= factor
@@ -364,7 +372,3 @@ class Kalman(Classifier):
         # the belief's mean *is* the model's parameters
         restored = restore_belief(self.config.belief, belief | {"mean": self.encoder.theta})
         self.filter = KalmanFilter(restored, ObservationNoise.from_state(self.config.noise, noise), self.config.filter)
-
-
-def _of_tower(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in named.items() if name.startswith(prefix)}
