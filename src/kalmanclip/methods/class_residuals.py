@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kalmanclip.data import ImageSource, LabelledImages
+from kalmanclip.data import LabelledImages
 from kalmanclip.data.images import image_identity
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.features import Progress
@@ -55,7 +55,6 @@ class ClassResiduals(Classifier):
         return self.residuals.belief is not None
 
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Tensor:
-        super()._read(images, progress, from_prior)
         return shared_crop_features(self.encoder, images.sources, self.config, progress, self.ranks)
 
     def _learn(
@@ -65,16 +64,13 @@ class ClassResiduals(Classifier):
         first = not self.fitted
         self.residuals.learn(material, labels, lambda done, total: progress("learning the classes", done, total))
         if first or self.ood is not None:  # or old classes would look out-of-distribution
-            self._add_training_images(material[:, 0], labels, images.sources)
-        return []
-
-    def _add_training_images(self, f: Tensor, labels: Tensor, sources: Sequence[ImageSource]) -> None:
-        names = [image_identity(source) for source in sources]
-        if self.ood is None:
             assert self.residuals.T is not None
-            self.ood = OODDetector.of(f, labels, self.residuals.T, names)
-        else:
-            self.ood = self.ood.with_more(f, labels, names)
+            f, names = material[:, 0], [image_identity(source) for source in images.sources]
+            if self.ood is None:
+                self.ood = OODDetector.of(f, labels, self.residuals.T, names)
+            else:
+                self.ood = self.ood.with_more(f, labels, names)
+        return []
 
     def _classes_changed(self, before: list[str]) -> None:
         T = self.text_weights()

@@ -91,7 +91,6 @@ class Joint(Classifier):
         return self.kalman.fitted or self.residuals.belief is not None
 
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore | Tensor:
-        super()._read(images, progress, from_prior)
         if from_prior or self.residuals.belief is None:
             return self.kalman._read(images, progress, from_prior)
         return shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)

@@ -156,8 +156,6 @@ class Kalman(Classifier):
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore:
         if self.ranks is not None:
             require_shareable(self.config)
-        super()._read(images, progress, from_prior)
-        if self.ranks is not None:
             return shared_activations(self.encoder, images.sources, progress, self.ranks)
         return activation_store(self.encoder, images.sources, progress)
 
@@ -209,7 +207,9 @@ class Kalman(Classifier):
     ) -> Stepper | None:
         """Make one pass, adding to ``records``; return what takes the steps of the next one, if known."""
         try:
-            for batch in self._order(len(labels)).split(self.config.batch_size):
+            # a fresh order for each pass, fixed by the seed and by the steps taken: resuming repeats it
+            taken = 0 if self.filter is None else self.filter.steps
+            for batch in pass_order(len(labels), self.config.seed, taken).split(self.config.batch_size):
                 shown = pick(self._share(batch)), labels[batch]
                 if self.filter is None:
                     self.filter = self._prior(*shown)
@@ -218,18 +218,10 @@ class Kalman(Classifier):
                 self.history.append(records[-1])
                 progress("filtering", len(records), steps)
         except BaseException:
-            if isinstance(take, SharedStepper):
+            if self.ranks is not None and take is not None:
                 self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
             raise
-        if not isinstance(take, SharedStepper):
-            return take
-        take.close()  # between passes the belief is whole: to be saved, or to predict with
-        return None
-
-    def _order(self, count: int) -> Tensor:
-        """Return a fresh order for each pass, fixed by the seed and by the steps taken (resuming repeats it)."""
-        taken = 0 if self.filter is None else self.filter.steps
-        return pass_order(count, self.config.seed, taken)
+        return take and take.end_pass()
 
     def _share(self, batch: Tensor) -> Tensor:
         """Return this process's share of a batch (B,), or of its labels."""
@@ -245,7 +237,12 @@ class Kalman(Classifier):
         """Return the filter before any step, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
-            spread = self._spread(images, labels)
+            # mean diag(H H^T) of the similarities in the first batch
+            own, squares = self._share(labels), self.encoder.theta.new_zeros(())
+            if len(own):
+                seen = observe(self.encoder, make_likelihood("cosine"), images, own, self.texts, len(self.templates))
+                squares = seen.H.square().sum(dim=1).sum()
+            spread = float((squares if self.ranks is None else self.ranks.all_reduce(squares)) / len(labels))
             if not (math.isfinite(spread) and spread > 0):
                 raise NumericalError(
                     "The similarities of the first batch do not respond to the parameters "
@@ -258,16 +255,6 @@ class Kalman(Classifier):
                     "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
                 )
         return self.begin(variance)
-
-    def _spread(self, images: Activations, labels: Tensor) -> float:
-        """Return ``mean diag(H H^T)`` of the similarities in the first batch."""
-        likelihood, own = make_likelihood("cosine"), self._share(labels)
-        squares = self.encoder.theta.new_zeros(())
-        if len(own):
-            seen = observe(self.encoder, likelihood, images, own, self.texts, len(self.templates))
-            squares = seen.H.square().sum(dim=1).sum()
-        total = squares if self.ranks is None else self.ranks.all_reduce(squares)
-        return float(total / len(labels))
 
     def begin(self, variance: float) -> KalmanFilter:
         """Return the filter before it has seen anything, with that variance of each parameter."""
