@@ -45,11 +45,11 @@ class Preprocess:
         self._steps, self._normalize = steps[:-2], steps[-1] if steps else None
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """One preprocessed picture (3, h, w)."""
+        """Return one preprocessed picture (3, h, w)."""
         return self.transform(self._without_ends(image))
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """The first part: a picture to what `finish` takes of each, bytes (h, w, 3) if possible."""
+        """Do the first part: a picture to what `finish` takes of each, bytes (h, w, 3) if possible."""
         if not self._in_two:
             return self(image)
         image = self._without_ends(image)
@@ -58,7 +58,7 @@ class Preprocess:
         return torch.from_numpy(np.array(image))
 
     def finish(self, batch: Tensor) -> Tensor:
-        """The second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
+        """Do the second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
         if not self._in_two or batch.dtype != torch.uint8:
             return batch
         x = batch.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
@@ -103,11 +103,7 @@ class RandomCropConfig:
         return [1 / self.crops] * self.crops if self.crops else [1.0]
 
     def as_samples(self, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return every crop as a training sample of its own.
-
-        Args:
-            f: features (N, V, d) of the crops that `weights` is about.
-            labels: of the images, (N,).
+        """Return every crop as a training sample of its own, of crops (N, V, d) and labels (N,).
 
         Returns:
             Features (N V, d), labels (N V,) and weights (N V,); those of an image sum to one.
@@ -171,7 +167,7 @@ class RandomCrop:
         return math.ceil(self.backbone.image_size / math.sqrt(self.scale[0]))
 
     def cut(self, image: Image.Image) -> Image.Image:
-        """One picture's crop in this pass, in the network's resolution."""
+        """Return one picture's crop in this pass, in the network's resolution."""
         generator = random.Random(f"{self.key}:{zlib.crc32(image.tobytes())}")
         side = self.backbone.image_size
         crop = image.resize((side, side), Image.Resampling.BICUBIC, box=self._box(image.size, generator))
@@ -180,7 +176,7 @@ class RandomCrop:
         return crop
 
     def _box(self, size: tuple[int, int], generator: random.Random) -> tuple[int, int, int, int]:
-        """Left, upper, right, lower: a random area and log-uniform ratio, or the largest centre crop if none fits."""
+        """Return left, upper, right, lower: random area and log-uniform ratio, or the largest centre crop if none fits."""
         width, height = size
         low, high = (math.log(r) for r in self.ratio)
         for _ in range(self.attempts):

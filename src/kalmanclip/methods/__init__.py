@@ -66,16 +66,7 @@ def check_method(name: str) -> None:
 
 
 def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
-    """Build a method from its name.
-
-    Args:
-        name: a key of `METHODS`.
-        backbone: the frozen CLIP.
-        config: the method's own options (its ``Config``); None for its defaults.
-
-    Raises:
-        ConfigError: there is no such method, or the options are another method's.
-    """
+    """Build the method of that name in `METHODS`; ``config``: an instance of its ``Config``, None for the defaults."""
     check_method(name)
     wanted = METHODS[name].Config
     if config is not None and type(config) is not wanted:

@@ -39,11 +39,7 @@ class Method(Protocol):
 
 
 def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
-    """Return labels (N,) on the device.
-
-    Raises:
-        DataError: there is nothing to learn from.
-    """
+    """Return labels (N,) on the device; having none is a `DataError`."""
     if not len(images):
         raise DataError("There are no images to learn from.")
     return torch.tensor(images.labels, device=device)

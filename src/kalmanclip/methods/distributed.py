@@ -76,14 +76,8 @@ def shared_rows(
     A share is so many whole batches of a single process: its cache then serves any number of ranks, and rounding does
     not depend on it.
 
-    Args:
-        ranks: who shares.
-        count: N.
-        encode: positions, at least one, to columns (B, ...); nothing if they are too many to be kept by this rank.
-        device: where the columns are wanted.
-
-    Returns:
-        Nothing, on all ranks, if one of them could not keep the columns.
+    ``encode`` turns positions, at least one, into columns (B, ...), or into nothing if they are too many to be held by
+    this rank. Then nothing is returned on all ranks.
     """
     sizes = ranks.shares(count, features.ENCODE_BATCH)
     place = ranks.own_slice(sizes)

@@ -165,10 +165,17 @@ class ResidualBelief:
             folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
         """
         if self.belief is None:
-            folds = self._folds(crops, labels) if folds is None else folds
+            if folds is None:
+                assert self.T is not None
+                parts = held_out_parts(labels, self.config.folds)
+                folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
             held_out = [_HeldOut(self, fold) for fold in folds]
             std = self.config.prior_std or self._choose(held_out, tell)
-            self.covariance_scale = self._fit_covariance_scale(held_out, std)
+            known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
+            if known:
+                self.covariance_scale = fit_covariance_scale(
+                    lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
+                )
             new = ClassStatistics.of(crops, labels, len(self.names))
             self.root = new.metric()
             self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
@@ -240,23 +247,13 @@ class ResidualBelief:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Take over what `state_dict` gave, about the classes of these names.
-
-        Raises:
-            ConfigError: a tensor is missing or has another shape.
-        """
+        """Take over what `state_dict` gave, about the classes of these names."""
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
         check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
         self.names, self.root = list(names), state["root"]
-        self.belief = SoftmaxBelief(
-            state["mean"],
-            float(state["strength"]),
-            state["gram"],
-            state["curvature"],
-            state["gain"],
-            state["gain_precision"],
-        )
+        tensors = ("gram", "curvature", "gain", "gain_precision")
+        self.belief = SoftmaxBelief(state["mean"], float(state["strength"]), *(state[name] for name in tensors))
         self.statistics = ClassStatistics.from_state(state, C, d)
         self.covariance_scale = float(state["covariance_scale"])
 
@@ -273,12 +270,7 @@ class ResidualBelief:
         return self.belief.variance(f @ self._root, self._text(f), self.scale)
 
     def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance scaled.
-
-        Args:
-            texts: the text weights (C, d) of each draw.
-            generator: on the CPU.
-        """
+        """Yield classifiers drawn from the belief with its covariance scaled, one for each of the texts (C, d)."""
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
         for T in texts:
@@ -320,12 +312,6 @@ class ResidualBelief:
         x, text = f @ self._root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
-    def _folds(self, crops: Tensor, labels: Tensor) -> list[Fold]:
-        """Return parts of the images, as encoders that have learned from none of them see them."""
-        assert self.T is not None
-        parts = held_out_parts(labels, self.config.folds)
-        return [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
-
     def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
         """Return the prior under which held-out images are most probable, itself less probable if unusual."""
         if not held_out:
@@ -340,13 +326,6 @@ class ResidualBelief:
 
         # a variance four times larger or smaller, two steps, is no surprise
         return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
-
-    def _fit_covariance_scale(self, held_out: Sequence[_HeldOut], std: float) -> float:
-        """Return the scale under which held-out images are most probable, by the crop that predictions use."""
-        if not held_out:
-            return TYPICAL_SCALE
-        known = [(part.logits(std), part.labels) for part in held_out]
-        return fit_covariance_scale(lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known))
 
 
 class _HeldOut:
