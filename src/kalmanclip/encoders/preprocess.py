@@ -176,7 +176,7 @@ class RandomCrop:
         return crop
 
     def _box(self, size: tuple[int, int], generator: random.Random) -> tuple[int, int, int, int]:
-        """Return left, upper, right, lower: random area and log-uniform ratio, or the largest centre crop if none fits."""
+        """Return left, upper, right, lower: random area, log-uniform ratio, or the largest centre crop if none fits."""
         width, height = size
         low, high = (math.log(r) for r in self.ratio)
         for _ in range(self.attempts):

@@ -13,7 +13,7 @@ from kalmanclip.data.images import image_identity
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.features import Progress
 from kalmanclip.filtering import Step
-from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.base import labels_of
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State, check_rows
 from kalmanclip.methods.distributed import shared_crop_features
 from kalmanclip.methods.residuals import ClassResidualsConfig, ResidualBelief
@@ -43,11 +43,6 @@ class ClassResiduals(Classifier):
     def diagnostics(self) -> dict[str, Any]:
         """The prior, how it was chosen, and the share of the text; see `ResidualBelief.diagnostics`."""
         return self.residuals.diagnostics
-
-    @property
-    def needs(self) -> Needs:
-        """Frozen features are all it reads."""
-        return "features"
 
     @property
     def fitted(self) -> bool:

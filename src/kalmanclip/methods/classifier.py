@@ -111,9 +111,9 @@ class Classifier(ABC):
         """Return the towers before anything is learned."""
 
     @property
-    @abstractmethod
     def needs(self) -> Needs:
         """What it asks of the backbone."""
+        return "features"
 
     @property
     @abstractmethod

@@ -28,7 +28,7 @@ from kalmanclip.filtering import (
     make_belief,
     restore_belief,
 )
-from kalmanclip.methods.base import Needs
+from kalmanclip.methods.base import Needs, check_positive
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
 from kalmanclip.methods.distributed import require_shareable, shared_activations
 from kalmanclip.methods.stepper import SharedStepper, Stepper
@@ -91,10 +91,7 @@ class KalmanConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
         if not isinstance(self.low_rank, LowRankConfig):
             raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
-        for name in ("prior_std", "prior_variance"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        check_positive(prior_std=self.prior_std, prior_variance=self.prior_variance)
 
     @property
     def passes(self) -> int:
@@ -186,7 +183,22 @@ class Kalman(Classifier):
         records: list[Step] = []
         take: Stepper | None = None
         for epoch in range(epochs):
-            take = self._pass(pick, labels, records, steps, take, progress)
+            try:
+                # a fresh order for each pass, fixed by the seed and by the steps taken: resuming repeats it
+                taken = 0 if self.filter is None else self.filter.steps
+                for batch in pass_order(len(labels), self.config.seed, taken).split(self.config.batch_size):
+                    shown = pick(self._share(batch)), labels[batch]
+                    if self.filter is None:
+                        self.filter = self._prior(*shown)
+                    take = take or self._stepper(self.filter)
+                    records.append(take(*shown))
+                    self.history.append(records[-1])
+                    progress("filtering", len(records), steps)
+            except BaseException:
+                if self.ranks is not None and take is not None:
+                    self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
+                raise
+            take = take and take.end_pass()
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
@@ -195,33 +207,6 @@ class Kalman(Classifier):
             if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
         return records
-
-    def _pass(
-        self,
-        pick: Callable[[Tensor], Activations],
-        labels: Tensor,
-        records: list[Step],
-        steps: int,
-        take: Stepper | None,
-        progress: Progress,
-    ) -> Stepper | None:
-        """Make one pass, adding to ``records``; return what takes the steps of the next one, if known."""
-        try:
-            # a fresh order for each pass, fixed by the seed and by the steps taken: resuming repeats it
-            taken = 0 if self.filter is None else self.filter.steps
-            for batch in pass_order(len(labels), self.config.seed, taken).split(self.config.batch_size):
-                shown = pick(self._share(batch)), labels[batch]
-                if self.filter is None:
-                    self.filter = self._prior(*shown)
-                take = take or self._stepper(self.filter)
-                records.append(take(*shown))
-                self.history.append(records[-1])
-                progress("filtering", len(records), steps)
-        except BaseException:
-            if self.ranks is not None and take is not None:
-                self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
-            raise
-        return take and take.end_pass()
 
     def _share(self, batch: Tensor) -> Tensor:
         """Return this process's share of a batch (B,), or of its labels."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.statistics import ClassStatistics, check_shapes
 from kalmanclip.prediction import (
     TYPICAL_SCALE,
@@ -61,10 +62,7 @@ class ClassResidualsConfig(CropConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("prior_std", "gain_std"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        check_positive(prior_std=self.prior_std, gain_std=self.gain_std)
         if self.centre_weight == 0:
             raise ConfigError("centre_weight must lie in (0, 1]: images are predicted by their centre crops.")
         if not isinstance(self.folds, int) or self.folds < 2:

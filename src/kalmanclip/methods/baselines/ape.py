@@ -14,9 +14,10 @@ from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, kernel, search_grid
 from kalmanclip.methods.baselines.tip_adapter import TipAdapterF, TipAdapterFConfig
-from kalmanclip.methods.baselines.training import Recipe, check_positive
+from kalmanclip.methods.baselines.training import Recipe
 
 EPSILON = 1e-6
 """Keeps the divergence of a label from a prediction finite, as published."""
@@ -94,7 +95,6 @@ class APE(FeatureMethod):
 
     def fill(self, keys: Tensor, labels: Tensor) -> None:
         """Choose the channels, and set keys, values and divergences from features (N, d) and labels (N,)."""
-        assert self.T is not None
         c = self.config
         criterion = channel_criterion(self.T, keys, labels, c.similarity_weight, c.variance_weight)
         self.chosen = criterion.topk(max(1, int(c.channels * self.T.shape[1]))).indices
@@ -198,7 +198,6 @@ class APET(TipAdapterF):
 
     def trainable(self) -> list[Tensor]:
         """Return residues of zero and weights of one: training starts at Tip-Adapter."""
-        assert self.T is not None
         c = self.config
         count = max(1, round(c.channels * self.T.shape[1]))
         # of the texts alone

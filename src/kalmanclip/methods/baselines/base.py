@@ -30,19 +30,19 @@ class FeatureMethod:
 
     Attributes:
         encoder: what makes features of images; frozen, unless the method trains towers.
-        T: the text weights (C, d), None before `fit`.
+        T: the text weights (C, d), from `fit` on.
         scale: 1 / tau; the "100" of the papers, which is its value in OpenAI's models.
     """
 
     Config: ClassVar[type[Any]]
     needs: ClassVar[Needs] = "features"
+    T: Tensor
 
     def __init__(self, backbone: Backbone, config: Any = None) -> None:
         self.backbone = backbone
         self.config = self.Config() if config is None else config
         self.encoder = self._make_encoder()
         self.scale = backbone.logit_scale
-        self.T: Tensor | None = None
 
     def _make_encoder(self) -> DualEncoder:
         """Return the towers before anything is learned."""
@@ -55,7 +55,7 @@ class FeatureMethod:
 
     def logits(self, images: Iterable[ImageSource], progress: Progress = silent) -> Tensor:
         """Return scores (N, C) on the CPU, whose softmax are the class probabilities."""
-        if self.T is None:
+        if not hasattr(self, "T"):
             raise ConfigError("The classifier has no classes yet: call fit first.")
         f = image_features(self.encoder, images, progress)
         with torch.no_grad():
@@ -63,7 +63,6 @@ class FeatureMethod:
 
     def zero_shot(self, f: Tensor) -> Tensor:
         """Return ``f T^T / tau`` (N, C)."""
-        assert self.T is not None
         return self.scale * f @ self.T.mT
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:

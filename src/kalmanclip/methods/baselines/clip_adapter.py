@@ -13,8 +13,9 @@ from torch import Tensor
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, hits, joint_loss
-from kalmanclip.methods.baselines.training import CoOpTrainingConfig, check_positive, coop_epochs
+from kalmanclip.methods.baselines.training import CoOpTrainingConfig, coop_epochs
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class CLIPAdapter(FeatureMethod):
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Train the bottleneck; the last step's stands. The ratio is chosen on the validation images only."""
-        assert self.T is not None
         c, d, held_out = self.config, self.T.shape[1], self.validation(task, progress)
         candidates: list[CLIPAdapter] = []
         for ratio in (c.ratio_grid if held_out is not None else ()) or (c.ratio,):

@@ -55,7 +55,10 @@ class CLIPLoRA(FeatureMethod):
         """Train on ``task.train``; the last step's parameters stand, nothing is chosen."""
         y, c, templates = self.labels(task), self.config, len(task.templates)
         self.encoder = self._make_encoder()
-        self._start(task.seed)
+        generator = torch.Generator().manual_seed(task.seed)
+        with torch.no_grad():  # A uniform within one over the square root of its inputs; B stays zero
+            for layer in self.encoder.layers():
+                layer.A.copy_((2 * torch.rand(layer.A.shape, generator=generator) - 1) / math.sqrt(layer.A.shape[1]))
         texts = self.encoder.text.prefix(self.encoder.tokenize([p for group in task.prompts for p in group]))
         activations = self._activations(task, progress)
 
@@ -70,13 +73,6 @@ class CLIPLoRA(FeatureMethod):
             self._set_dropout(None)
         with torch.no_grad():
             self.T = self.encoder.encode_texts(texts, templates)
-
-    def _start(self, seed: int) -> None:
-        """Draw ``A`` uniformly within one over the square root of its inputs; ``B`` stays zero."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for layer in self.encoder.layers():
-                layer.A.copy_((2 * torch.rand(layer.A.shape, generator=generator) - 1) / math.sqrt(layer.A.shape[1]))
 
     def _dropout(self, seed: int) -> Callable[[Tensor], Tensor] | None:
         """Drop entries of a low-rank map's input, others in every call."""

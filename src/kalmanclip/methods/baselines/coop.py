@@ -15,9 +15,9 @@ from kalmanclip.encoders import Backbone
 from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.towers import TextEncoder, reading, unit
 from kalmanclip.errors import ConfigError, ModelError
-from kalmanclip.methods.base import Needs
+from kalmanclip.methods.base import Needs, check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod
-from kalmanclip.methods.baselines.training import CoOpTrainingConfig, check_positive, coop_epochs
+from kalmanclip.methods.baselines.training import CoOpTrainingConfig, coop_epochs
 
 
 @dataclass(frozen=True)

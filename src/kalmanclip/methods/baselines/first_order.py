@@ -17,9 +17,9 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import ENCODE_BATCH, ActivationStore, Progress, activation_store, silent
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.base import Needs, check_positive, labels_of
 from kalmanclip.methods.baselines.base import FeatureMethod, hits
-from kalmanclip.methods.baselines.training import Recipe, check_positive, steps_of, train
+from kalmanclip.methods.baselines.training import Recipe, steps_of, train
 from kalmanclip.methods.kalman import KalmanConfig, pass_order
 from kalmanclip.methods.presets import preset
 from kalmanclip.observation import make_likelihood

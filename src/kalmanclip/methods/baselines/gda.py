@@ -10,8 +10,8 @@ from torch import Tensor
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import CropConfig
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
-from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,9 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import NumericalError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, hits
-from kalmanclip.methods.baselines.training import (
-    check_optimizer,
-    check_positive,
-    paper_recipe,
-    steps_of,
-    train,
-    weighted_cross_entropy,
-)
+from kalmanclip.methods.baselines.training import check_optimizer, paper_recipe, steps_of, train, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,6 @@ class LinearProbe(FeatureMethod):
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Regress on the crops; ``l2`` is chosen on the validation images only."""
-        assert self.T is not None
         # an epoch of the paper's recipe shows each image once
         crops = replace(self.config, crops=0) if self.config.optimizer == "paper" else self.config
         f, y, weights = self.samples(task, crops, progress)
@@ -91,7 +84,6 @@ class LinearProbe(FeatureMethod):
 
     def regress(self, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
         """Return the minimum ``W`` (C, d) for features (N, d), labels and weights (N,), by L-BFGS from the texts."""
-        assert self.T is not None
         W = self.T.clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
             [W], max_iter=self.config.iterations, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
@@ -110,7 +102,6 @@ class LinearProbe(FeatureMethod):
 
     def objective(self, W: Tensor, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
         """Return the mean cross-entropy, with weights (N,) of mean one, and the pull towards the text weights."""
-        assert self.T is not None
         return weighted_cross_entropy(self.scale * f @ W.mT, y, weights) + l2 / 2 * (W - self.T).square().sum()
 
     def score(self, f: Tensor) -> Tensor:

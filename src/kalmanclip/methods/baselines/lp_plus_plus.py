@@ -11,14 +11,9 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import NumericalError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import BestOnValidation, FeatureMethod
-from kalmanclip.methods.baselines.training import (
-    check_optimizer,
-    check_positive,
-    paper_recipe,
-    train,
-    weighted_cross_entropy,
-)
+from kalmanclip.methods.baselines.training import check_optimizer, paper_recipe, train, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -90,14 +85,7 @@ class LPPlusPlus(FeatureMethod):
         self.W, self.b, self.alpha = (p.detach() for p in parameters)
 
     def start(self, f: Tensor, y: Tensor, shares: Tensor) -> None:
-        """Set the parameters before the first step.
-
-        Args:
-            f: features of the crops (N, d).
-            y: labels (N,).
-            shares: how much of its image each crop is (N,): those of one image sum to one.
-        """
-        assert self.T is not None
+        """Set the parameters before the first step, from crops (N, d), labels (N,) and shares (N,) of their images."""
         classes = len(self.T)
         self.W = torch.zeros_like(self.T).index_add_(0, y, shares.unsqueeze(1) * f).requires_grad_()
         self.b = torch.zeros(classes, device=f.device, dtype=f.dtype, requires_grad=True)
@@ -110,7 +98,6 @@ class LPPlusPlus(FeatureMethod):
 
     def _descend(self, f: Tensor, y: Tensor, weights: Tensor, best: BestOnValidation, progress: Progress) -> None:
         """Descend with momentum on ``W`` and ``b``, and now and then a plain step on ``alpha``."""
-        assert self.T is not None
         optimiser = torch.optim.SGD([self.W, self.b], lr=1 / lipschitz_constant(f, weights), momentum=0.9)
         # a sixteenth of the inverse Lipschitz constant in alpha, as published
         alpha_rate = len(f) / (4 * (weights @ (f @ self.T.mT).square()).max())
@@ -129,5 +116,4 @@ class LPPlusPlus(FeatureMethod):
 
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
-        assert self.T is not None
         return f @ self.W.mT + self.b + self.alpha * (f @ self.T.mT)

@@ -12,8 +12,8 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel
-from kalmanclip.methods.baselines.training import check_positive
 
 TRANSFERRED = {1: (3.0, 0.05), 2: (2.6, 0.05), 4: (1.5, 0.05), 8: (1.66, 0.07), 16: (1.7, 0.1)}
 """The published beta and lambda by shots, found on ImageNet, for data sets without validation images."""
@@ -71,7 +71,6 @@ class ProKeR(FeatureMethod):
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
         """Solve for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
-        assert self.T is not None
         c = self.config
         self.X, labels, _ = self.samples(task, c, progress)
         errors = F.one_hot(labels, len(self.T)).to(self.X) - self.X @ self.T.mT
@@ -91,15 +90,8 @@ class ProKeR(FeatureMethod):
     def search(self, errors: Tensor, f: Tensor, labels: Tensor, progress: Progress) -> None:
         """Set ``beta`` and ``lmbda`` to the first best pair of the grid on the validation images.
 
-        One eigendecomposition per beta serves every lambda.
-
-        Args:
-            errors: ``Y - X T^T`` (N, C).
-            f: features of the validation images (B, d).
-            labels: of the validation images (B,).
-            progress: told about the betas.
+        One eigendecomposition per beta serves every lambda. ``errors`` are ``Y - X T^T`` (N, C).
         """
-        assert self.T is not None
         clip, most = f @ self.T.mT, -1
         ranges = (self.config.beta_range, self.config.lmbda_range)
         betas, lmbdas = (torch.linspace(*spec, dtype=torch.float64).tolist() for spec in ranges)

@@ -13,9 +13,9 @@ from kalmanclip.encoders.features import Progress, text_weights
 from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
 from kalmanclip.methods.baselines.gda import gaussian_discriminant
-from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,7 @@ class TIMO(FeatureMethod):
         return [prompts]
 
     def search(self, f: Tensor, y: Tensor, t: Tensor, s: Tensor, held_f: Tensor, held_y: Tensor) -> None:
-        """Set the classifier with the most validation images right; of equal ones the first.
-
-        Args:
-            f: samples (N, d).
-            y: their labels (N,).
-            t: prompts (C, P, d).
-            s: their similarities to the images (C, P).
-            held_f: features of the validation images.
-            held_y: their labels.
-        """
-        assert self.T is not None
+        """Set the classifier with the most validation images right; of equal ones the first. Names as in `joined`."""
         most = -1
         clip = held_f @ self.T.mT
         for count in self.counts(t.shape[1]):
@@ -117,7 +107,6 @@ class TIMO(FeatureMethod):
 
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
-        assert self.T is not None
         return self.alpha * f @ self.T.mT + f @ self.W.mT + self.b
 
 
@@ -171,12 +160,7 @@ def guided_text(t: Tensor, s: Tensor, gamma: float) -> Tensor:
 def joined(f: Tensor, y: Tensor, t: Tensor, s: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return samples and labels: the ``count`` most similar prompts of each class, times similarity, then the images.
 
-    Args:
-        f: images (N, d).
-        y: their labels (N,).
-        t: prompts (C, P, d).
-        s: similarities (C, P).
-        count: up to 2 P; past P the prompts come a second time.
+    Of images (N, d) with labels (N,), prompts (C, P, d) and similarities (C, P). Past P the prompts come a second time.
     """
     order = s.argsort(dim=1, descending=True, stable=True).repeat(1, 2)[:, :count]
     scaled = (t * s.unsqueeze(-1)).gather(1, order.unsqueeze(-1).expand(-1, -1, t.shape[-1]))

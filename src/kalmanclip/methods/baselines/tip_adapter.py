@@ -15,8 +15,9 @@ from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import BestOnValidation, FeatureMethod, hits, joint_loss, kernel, search_grid
-from kalmanclip.methods.baselines.training import Recipe, check_optimizer, check_positive, choose_recipe
+from kalmanclip.methods.baselines.training import Recipe, check_optimizer, choose_recipe
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,9 @@ def search_cache(
     scale: tuple[float, float],
     steps: tuple[int, int],
 ) -> tuple[float, float]:
-    """Return the first pair (alpha, beta) of the grid with the most of ``clip + alpha votes(beta)`` right.
+    """Return the first pair (alpha, beta) of the grid with the most of ``clip + alpha votes(beta)`` (N, C) right.
 
-    Args:
-        votes: beta to the cache's logits (N, C).
-        clip: logits (N, C) beside them.
-        labels: (N,), of validation images.
-        scale: the largest beta and alpha.
-        steps: how many of each.
+    ``scale`` has the largest beta and alpha, ``steps`` how many of each.
     """
     betas, alphas = map(search_grid, scale, steps)
     most, best = -1, (0.0, 0.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError, NumericalError
+from kalmanclip.methods.base import check_positive
 
 OPTIMIZERS = ("published", "paper")
 """Each method's own recipe, or the one that the Kalman filter's paper gives all its baselines."""
@@ -71,15 +72,6 @@ def check_optimizer(optimizer: str) -> None:
     """Raise `ConfigError` for a name that is no recipe."""
     if optimizer not in OPTIMIZERS:
         raise ConfigError(f"optimizer must be 'published' or 'paper', not {optimizer!r}.")
-
-
-def check_positive(**options: float | Sequence[float] | None) -> None:
-    """Raise `ConfigError` for options, or members of sequences, that are not positive and finite; None will do."""
-    for name, value in options.items():
-        if isinstance(value, Sequence):
-            check_positive(**{f"{name}[{i}]": member for i, member in enumerate(value)})
-        elif value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} must be positive and finite, not {value}.")
 
 
 def steps_of(count: int, batch_size: int, epochs: int) -> int:
