@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -46,7 +46,7 @@ def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
     return torch.tensor(images.labels, device=device)
 
 
-def check_positive(**options: float | Sequence[float] | None) -> None:
+def check_positive(**options: float | tuple[float, ...] | list[float] | None) -> None:
     """Raise `ConfigError` for options, or members of sequences, that are not positive and finite; None will do."""
     for name, value in options.items():
         if isinstance(value, (tuple, list)):
