@@ -96,10 +96,6 @@ class FeatureCache:
         batch = hashlib.sha256("\n".join((product, *images)).encode()).hexdigest()
         return self.folder / hashlib.sha256(product.encode()).hexdigest()[:16] / f"{batch}.safetensors"
 
-    def has(self, place: Path) -> bool:
-        """Return whether there is something; it may still turn out to be damaged."""
-        return os.path.isfile(place)  # noqa: PTH113 (it does not raise, whatever the folder is)
-
     def read(self, place: Path) -> Activations | None:
         """Return what is stored there, on the CPU; None if there is nothing, or nothing good."""
         try:
@@ -183,7 +179,8 @@ def through_cache(
     for part in parts:
         keys = [key for key in images[part.start : part.stop] if key is not None]
         places.append(cache.place(product, keys) if len(keys) == len(part) else None)
-    known = [place is not None and cache.has(place) for place in places]
+    # `os.path.isfile` does not raise, whatever the folder is; a file may still turn out to be damaged
+    known = [place is not None and os.path.isfile(place) for place in places]  # noqa: PTH113
     # one call for all that is missing: it decodes ahead of what is encoded. Only the last batch of all may be short,
     # so that its batches are the parts.
     missing = [i for part, at_hand in zip(parts, known, strict=True) if not at_hand for i in part]

@@ -59,7 +59,6 @@ class ClassResiduals(Classifier):
         first = not self.fitted
         self.residuals.learn(material, labels, lambda done, total: progress("learning the classes", done, total))
         if first or self.ood is not None:  # or old classes would look out-of-distribution
-            assert self.residuals.T is not None
             f, names = material[:, 0], [image_identity(source) for source in images.sources]
             if self.ood is None:
                 self.ood = OODDetector.of(f, labels, self.residuals.T, names)
@@ -93,7 +92,6 @@ class ClassResiduals(Classifier):
     def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
         """See `Classifier.sampled`."""
         generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        assert self.residuals.T is not None
         weights = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
         scale = self.backbone.logit_scale
         return lambda activations: scale * self.encoder.encode_images(activations) @ weights.mT
@@ -117,7 +115,7 @@ class ClassResiduals(Classifier):
         """See `Classifier.load_state_dict`."""
         super().load_state_dict(state, class_names, templates)
         ood, T = state.part("ood"), self.residuals.T
-        if ood and T is not None:
+        if ood:
             check_rows(ood, "features", len(class_names))
             names = state.values.get("training_images") or [""] * len(ood["labels"])
             self.ood = OODDetector.of(ood["features"].to(T.dtype), ood["labels"], T, names)

@@ -214,9 +214,8 @@ class Kalman(Classifier):
 
     def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
-        if self.ranks is not None:
-            return SharedStepper(self.encoder, kalman, likelihood, self.texts, len(self.templates), self.ranks)
-        return Stepper(self.encoder, kalman, likelihood, self.texts, len(self.templates))
+        options = self.encoder, kalman, likelihood, self.texts, len(self.templates)
+        return Stepper(*options) if self.ranks is None else SharedStepper(self.ranks, *options)
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
         """Return the filter before any step, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""

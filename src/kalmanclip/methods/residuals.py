@@ -106,7 +106,8 @@ class ResidualBelief:
 
     Attributes:
         names: of the classes, in the order of `T`.
-        root: a square root of ``M`` (d, d); None before the first image.
+        T: text weights (C, d), from `set_classes` on.
+        root: a square root of ``M`` (d, d), from the first image on.
         belief: over ``D root^-1``; None before the first image.
         statistics: of the images learned; None before the first.
         held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
@@ -114,11 +115,12 @@ class ResidualBelief:
             `kalmanclip.prediction.temperature`.
     """
 
+    T: Tensor
+    root: Tensor
+
     def __init__(self, config: ClassResidualsConfig, scale: float) -> None:
         self.config, self.scale = config, scale
         self.names: list[str] = []
-        self.T: Tensor | None = None
-        self.root: Tensor | None = None
         self.belief: SoftmaxBelief | None = None
         self.statistics: ClassStatistics | None = None
         self.held_out_log_likelihood: dict[float, float] = {}
@@ -164,7 +166,6 @@ class ResidualBelief:
         """
         if self.belief is None:
             if folds is None:
-                assert self.T is not None
                 parts = held_out_parts(labels, self.config.folds)
                 folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
             held_out = [_HeldOut(self, fold) for fold in folds]
@@ -196,7 +197,7 @@ class ResidualBelief:
         total = sum(known[1:], start=known[0])
         if more is not None:
             total = total + ClassStatistics.of(*more, len(self.names))
-        guess = None if self.belief is None else self.belief.mean @ self._root.mT
+        guess = None if self.belief is None else self.belief.mean @ self.root.mT
         self.root = total.metric()
         prior = self._prior(strength)
         samples = [images.pseudo_images() for images in known]
@@ -218,17 +219,17 @@ class ResidualBelief:
         assert self.belief is not None
         f, labels, weights = images.pseudo_images()
         slope, gain_slope = softmax_gradient(
-            self.belief, f @ self._root, self._text(f), labels, weights, self.scale, self.config.alpha
+            self.belief, f @ self.root, self._text(f), labels, weights, self.scale, self.config.alpha
         )
         prior = self._prior(self.belief.strength)
         self.statistics = replace(
             images,
-            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self._root),
+            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self.root),
             gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
         )
 
     def _prior(self, strength: float) -> SoftmaxBelief:
-        return SoftmaxBelief.prior(len(self.names), self._root, strength, self.config.gain_std)
+        return SoftmaxBelief.prior(len(self.names), self.root, strength, self.config.gain_std)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the belief as named tensors; empty before the first image."""
@@ -239,7 +240,7 @@ class ResidualBelief:
         numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale}
         return {
             **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
-            **{"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
+            **{"root": self.root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
             **{"gain": b.gain, "gain_precision": b.gain_precision},
             **self.statistics.state_dict(),
         }
@@ -259,13 +260,13 @@ class ResidualBelief:
         """Return logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
         if self.belief is None:
             return self._text(f)
-        return self.belief.logits(f @ self._root, self._text(f), self.scale)
+        return self.belief.logits(f @ self.root, self._text(f), self.scale)
 
     def variance(self, f: Tensor) -> Tensor:
         """Return the variance (N, C) of the logits under the belief."""
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
-        return self.belief.variance(f @ self._root, self._text(f), self.scale)
+        return self.belief.variance(f @ self.root, self._text(f), self.scale)
 
     def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
         """Yield classifiers drawn from the belief with its covariance scaled, one for each of the texts (C, d)."""
@@ -274,11 +275,10 @@ class ResidualBelief:
         for T in texts:
             gain, Z = self.belief.sample(self.covariance_scale, generator)
             centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
-            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
+            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self.root.mT
 
     def weights(self) -> Tensor:
         """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
-        assert self.T is not None
         if self.belief is None:
             return self.T
         return self.belief.gain * self.T + self.residuals()
@@ -286,15 +286,9 @@ class ResidualBelief:
     def residuals(self) -> Tensor:
         """Return ``D`` (C, d) at the mean of the belief."""
         assert self.belief is not None
-        return self.belief.mean @ self._root.mT
-
-    @property
-    def _root(self) -> Tensor:
-        assert self.root is not None
-        return self.root
+        return self.belief.mean @ self.root.mT
 
     def _text(self, f: Tensor) -> Tensor:
-        assert self.T is not None
         return self.scale * f @ self.T.mT
 
     def _solved(
@@ -307,7 +301,7 @@ class ResidualBelief:
         tolerance: float = 1e-5,
     ) -> SoftmaxBelief:
         """Return the posterior after features (N, d) with labels and weights (N,)."""
-        x, text = f @ self._root, self._text(f)
+        x, text = f @ self.root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
     def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import Tensor
 
@@ -86,21 +87,16 @@ class SharedStepper(Stepper):
     """A `Stepper` on all ranks together; between passes the belief is whole again.
 
     The filter's belief, which every rank has, is shared out here, and `end_pass` makes it whole.
+
+    Args:
+        ranks: who steps together.
+        stepper: the arguments of a `Stepper`.
     """
 
-    def __init__(
-        self,
-        encoder: DualEncoder,
-        kalman: KalmanFilter,
-        likelihood: Likelihood,
-        texts: Activations,
-        templates: int,
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
-        self.ranks = ranks
-        self.belief = shard(kalman.belief, ranks)
-        kalman.belief = self.belief
+    def __init__(self, ranks: Ranks, *stepper: Any) -> None:
+        super().__init__(*stepper)
+        self.ranks, self._capture = ranks, False
+        self.belief = self.kalman.belief = shard(self.kalman.belief, ranks)
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
         """Take one step on activations of this rank's images, and the labels (B,) of the whole batch."""

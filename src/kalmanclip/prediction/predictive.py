@@ -179,7 +179,10 @@ class Prediction:
         columns: dict[str, Any] = {}
         for name in (f.name for f in fields(cls) if f.name not in ("class_names", "sets")):
             column = [getattr(batch, name) for batch in batches]
-            columns[name] = None if column[0] is None else _joined(column)
+            if isinstance(column[0], Neighbors):
+                columns[name] = Neighbors(*(torch.cat(parts) for parts in zip(*column, strict=True)))
+            elif column[0] is not None:
+                columns[name] = torch.cat(column)
         return cls(names, **columns)
 
     def __len__(self) -> int:
@@ -204,9 +207,3 @@ class Prediction:
     def at_mean(self) -> Tensor:
         """The probabilities (N, C) at the mean of the belief: those of an exported classifier, and of the sets."""
         return self.mean.softmax(dim=1)
-
-
-def _joined(column: list[Any]) -> Any:
-    if isinstance(column[0], Neighbors):
-        return Neighbors(*(torch.cat(parts) for parts in zip(*column, strict=True)))
-    return torch.cat(column)
