@@ -60,10 +60,10 @@ def failing_together(ranks: Ranks) -> Iterator[None]:
         raise
     except KalmanClipError as error:
         met = error
-    told = ranks.all_gather_text("" if met is None else json.dumps([type(met).__name__, str(met)]))
+    gathered = ranks.all_gather_text("" if met is None else json.dumps([type(met).__name__, str(met)]))
     if met is not None:
         raise met
-    for text in filter(None, told):
+    for text in filter(None, gathered):
         name, message = json.loads(text)
         raise getattr(errors, name, KalmanClipError)(message)
 
@@ -85,8 +85,8 @@ def shared_rows(
     with failing_together(ranks):
         if sizes[ranks.rank]:
             columns = encode(range(place.start, place.stop))
-    told = ranks.all_gather_text(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
-    forms = [json.loads(text) for text, size in zip(told, sizes, strict=True) if size]
+    gathered = ranks.all_gather_text(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
+    forms = [json.loads(text) for text, size in zip(gathered, sizes, strict=True) if size]
     if not all(forms):
         return ()
     if not columns:  # a rank without images learns from the others what a row looks like
