@@ -407,20 +407,14 @@ OBSERVATION = [
         },
     ),
     *_group(
-        "observation/cosine.py",
-        _OBSERVATIONS,
-        {
-            "target zero": (
-                "Terms(torch.ones_like(S), S,",
-                "Terms(torch.zeros_like(S), S,",
-                "test_targets_are_those_of_the_table",
-            )
-        },
-    ),
-    *_group(
         "observation/matched.py",
         _OBSERVATIONS,
         {
+            "similarities with target zero": (
+                "Terms(torch.ones_like(S), S,",
+                "Terms(torch.zeros_like(S), S,",
+                "test_targets_are_those_of_the_table",
+            ),
             "target zero": (
                 "Terms(torch.ones_like(own), own,",
                 "Terms(torch.zeros_like(own), own,",
@@ -431,23 +425,11 @@ OBSERVATION = [
                 "return torch.arange(classes)",
                 "test_targets_are_those_of_the_table",
             ),
-        },
-    ),
-    *_group(
-        "observation/pairwise.py",
-        _OBSERVATIONS,
-        {
-            "target zero": (
+            "all pairs with target zero": (
                 "y = torch.nn.functional.one_hot(column, C).to(S)",
                 "y = torch.zeros_like(S)",
                 "test_targets_are_those_of_the_table",
             ),
-        },
-    ),
-    *_group(
-        "observation/log_likelihood.py",
-        _OBSERVATIONS,
-        {
             "target one": (
                 "Terms(torch.zeros_like(own), own,",
                 "Terms(torch.ones_like(own), own,",
@@ -474,13 +456,7 @@ OBSERVATION = [
                 "root.diag_embed() - p.unsqueeze(2) * root.unsqueeze(1)",
                 "test_exponential_family_gives_the_gradient_and_the_information",
             ),
-        },
-    ),
-    *_group(
-        "observation/bounded.py",
-        _OBSERVATIONS,
-        {
-            "target zero": (
+            "bounded, with target zero": (
                 "y[:, 0] = 1.0",
                 "y[:, 0] = 0.0",
                 "test_exponential_family_gives_the_gradient_and_the_information",
@@ -578,12 +554,6 @@ PREDICTION = [
                 "self.entropy",
                 "",
             ),
-        },
-    ),
-    *_group(
-        "prediction/prediction.py",
-        "tests/prediction/test_decomposition.py",
-        {
             "the parts are exchanged": (
                 "average.probabilities, parts.aleatoric, parts.epistemic)",
                 "average.probabilities, parts.epistemic, parts.aleatoric)",
@@ -613,7 +583,7 @@ PREDICTION = [
         "prediction/temperature.py",
         "tests/prediction/test_temperature.py",
         {
-            "nothing is surprising": (" - (step / _SPREAD) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
+            "nothing is surprising": (" - (step / spread) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
             "the search goes up only": ("for direction in (-1, 1):", "for direction in (1,):", "test_the_search_ends"),
         },
     ),

@@ -163,7 +163,6 @@ def read(root: Path, name: str, part: str, backbone: Backbone, damages: Sequence
 def fitted(backbone: Backbone, task: FewShotTask) -> tuple[ClassResiduals, OODDetector]:
     method = ClassResiduals(backbone, ClassResidualsConfig(seed=task.seed))
     method.fit(task)
-    assert method.residuals.T is not None
     f = image_features(DualEncoder(backbone), task.train.sources)
     labels = torch.tensor(task.train.labels, device=f.device)
     return method, OODDetector.of(f, labels, method.residuals.T, [""] * len(labels))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kalmanclip.errors import NumericalError
 from kalmanclip.filtering import FilterConfig, KalmanFilter, Observation, make_belief
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
-from kalmanclip.observation.bounded import BoundedCategorical
+from kalmanclip.observation.categorical import BoundedCategorical
 
 from .structures import normal, positive_definite
 

@@ -12,6 +12,7 @@ from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods import METHODS, ClassResidualsConfig, JointConfig, KalmanConfig, make_method, method_name
 from kalmanclip.methods.baselines.ape import APEConfig, APETConfig
+from kalmanclip.methods.baselines.base import ZeroShotConfig
 from kalmanclip.methods.baselines.clip_adapter import CLIPAdapterConfig
 from kalmanclip.methods.baselines.clip_lora import CLIPLoRAConfig
 from kalmanclip.methods.baselines.clip_svd import CLIPSVDConfig
@@ -23,7 +24,6 @@ from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlusConfig
 from kalmanclip.methods.baselines.proker import ProKeRConfig
 from kalmanclip.methods.baselines.timo import TIMOConfig, TIMOSConfig
 from kalmanclip.methods.baselines.tip_adapter import TipAdapterConfig, TipAdapterFConfig
-from kalmanclip.methods.baselines.zero_shot import ZeroShotConfig
 
 SMALL_LORA = LowRankConfig(placement="towers", last_blocks=1, rank=2, scale=0.5)
 SMALL_KALMAN = KalmanConfig(low_rank=LowRankConfig(rank=2), epochs=2, batch_size=4)

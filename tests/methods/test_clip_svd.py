@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import decoded
 from kalmanclip.errors import ConfigError, ModelError
+from kalmanclip.methods.baselines.base import ZeroShot
 from kalmanclip.methods.baselines.clip_svd import (
     CLIPSVD,
     CLIPSVDConfig,
@@ -19,7 +20,6 @@ from kalmanclip.methods.baselines.clip_svd import (
     expose_singular_values,
     fix_singular_values,
 )
-from kalmanclip.methods.baselines.zero_shot import ZeroShot
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
 MATRICES = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")

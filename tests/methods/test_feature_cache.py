@@ -13,8 +13,8 @@ from kalmanclip.data.corruptions import CorruptedImage
 from kalmanclip.data.images import cache_decoded, content_identities, content_identity
 from kalmanclip.encoders import Backbone, DualEncoder, FeatureCache, LowRankConfig, features, load_backbone
 from kalmanclip.encoders.cache import describe_product
-from kalmanclip.encoders.crops import RandomCrop
 from kalmanclip.encoders.features import epoch_features
+from kalmanclip.encoders.preprocess import RandomCrop
 from kalmanclip.errors import ImageError
 from kalmanclip.experiments import Store, find_sources, plan, run_all
 from kalmanclip.methods import ClassResidualsConfig, KalmanConfig, make_method

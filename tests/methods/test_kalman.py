@@ -214,7 +214,7 @@ def test_logit_belief_is_the_linearised_posterior(tiny, task):
 
 def test_all_steps_skipped_is_an_error(tiny, task, monkeypatch):
     method = Kalman(tiny, QUICK)
-    monkeypatch.setattr("kalmanclip.observation.bounded.BoundedCategorical.terms", _poisoned)
+    monkeypatch.setattr("kalmanclip.observation.categorical.BoundedCategorical.terms", _poisoned)
     with pytest.raises(NumericalError, match="All 4 steps were skipped"):
         method.fit(task)
 

@@ -12,11 +12,12 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from kalmanclip.data import FewShotTask, load_image, read_folder
 from kalmanclip.encoders import DualEncoder, LowRankConfig, features
-from kalmanclip.encoders.crops import RandomCrop
 from kalmanclip.encoders.features import text_weights
+from kalmanclip.encoders.preprocess import RandomCrop
 from kalmanclip.errors import DataError, ModelError
 from kalmanclip.methods import Kalman
 from kalmanclip.methods.baselines.ape import APET, APETConfig, channel_criterion
+from kalmanclip.methods.baselines.base import ZeroShot
 from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter, CLIPAdapterConfig
 from kalmanclip.methods.baselines.clip_lora import CLIPLoRA, CLIPLoRAConfig
 from kalmanclip.methods.baselines.coop import CoOp, CoOpConfig, Prompts
@@ -31,7 +32,6 @@ from kalmanclip.methods.baselines.tip_adapter import (
     search_cache,
 )
 from kalmanclip.methods.baselines.training import Recipe, coop_epochs, coop_recipe, train
-from kalmanclip.methods.baselines.zero_shot import ZeroShot
 
 
 def image_features(backbone, *arguments, **options):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from kalmanclip.data import FewShotTask, LabelledImages
 from kalmanclip.encoders import features
-from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.baselines import base
 from kalmanclip.methods.baselines.ape import APET, APETConfig

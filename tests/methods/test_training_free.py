@@ -9,8 +9,8 @@ import torch
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import DualEncoder, features
-from kalmanclip.encoders.crops import RandomCrop
 from kalmanclip.encoders.features import text_weights
+from kalmanclip.encoders.preprocess import RandomCrop
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.methods.baselines.ape import APE, APEConfig, channel_criterion
 from kalmanclip.methods.baselines.proker import ProKeR, ProKeRConfig

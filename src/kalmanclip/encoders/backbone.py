@@ -109,7 +109,7 @@ class Backbone:
 
 
 def load_backbone(name: str = TINY, device: str | torch.device = "cpu", precision: str = "float32") -> Backbone:
-    """Builds a frozen CLIP from its name (see the table at the top of this module).
+    """Build a frozen CLIP from its name (see the table at the top of this module).
 
     Args:
         name: which one.
@@ -148,7 +148,7 @@ def load_backbone(name: str = TINY, device: str | torch.device = "cpu", precisio
 
 
 def _fingerprint(model: Any) -> str:
-    """A hash of the names, shapes and float32 values of all weights."""
+    """Return a hash of the names, shapes and float32 values of all weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -157,7 +157,7 @@ def _fingerprint(model: Any) -> str:
 
 
 def _round_weights(model: Any, dtype: torch.dtype) -> None:
-    """Rounds the towers' weights, in place, but not the few numbers that cost nothing and count much.
+    """Round the towers' weights, in place, but not the few numbers that cost nothing and count much.
 
     1 / tau multiplies every logit, and the statistics of batch normalisation divide whole channels.
     """
@@ -170,7 +170,7 @@ def _round_weights(model: Any, dtype: torch.dtype) -> None:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Refuses a device that this machine does not have, before anything is loaded onto it."""
+    """Raise `ConfigError` for a device that this machine does not have, before anything is loaded onto it."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
@@ -181,18 +181,18 @@ def check_device(device: str | torch.device) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """Refuses a precision that the towers cannot compute in."""
+    """Raise `ConfigError` for a precision that the towers cannot compute in."""
     if precision not in PRECISIONS:
         raise ConfigError(f"The precision must be one of {', '.join(PRECISIONS)}, not {precision!r}.")
 
 
 def architecture_of(name: str) -> str:
-    """The open_clip architecture (or scheme) that a backbone's name stands for."""
+    """Return the open_clip architecture (or scheme) that a backbone's name stands for."""
     return _parse(name)[0]
 
 
 def _parse(name: str) -> tuple[str, str | None]:
-    """Splits a backbone's name into open_clip's architecture and its weights (tag, file or None)."""
+    """Split a backbone's name into open_clip's architecture and its weights (tag, file or None)."""
     if name == TINY:
         return TINY, str(_TINY_FOLDER / "model.safetensors")
     if name.startswith(("hf-hub:", "local-dir:")):
@@ -215,8 +215,7 @@ def _parse(name: str) -> tuple[str, str | None]:
     if weights == "random":
         return architecture, None
     if not get_pretrained_cfg(architecture, weights) and not Path(weights).is_file():
-        looks_like_file = Path(weights).suffix in (".safetensors", ".pt", ".bin", ".pth") or "/" in weights
-        if looks_like_file:
+        if Path(weights).suffix in (".safetensors", ".pt", ".bin", ".pth") or "/" in weights:
             raise ModelError(
                 f"The weights file {weights!r} of backbone {name!r} does not exist. Check the path, or use 'tiny'."
             )
@@ -266,7 +265,7 @@ def _require_weights(name: str, architecture: str, weights: str | None) -> None:
 
 
 def _explain(name: str, architecture: str, weights: str | None, problem: Exception) -> str:
-    """What went wrong, which file is wanted, where it goes, and what works offline."""
+    """Say what went wrong, which file is wanted, where it goes, and what works offline."""
     if weights and Path(weights).is_file():
         return (
             f"The weights file {weights} could not be loaded into {architecture}: {_first_line(problem)}. "

@@ -55,7 +55,7 @@ _ABANDONED = 24 * 3600  # seconds after which a temporary file has no writer any
 
 
 def cache_folder(choice: str | None = None) -> Path | None:
-    """The folder for cached products, or None for no cache.
+    """Return the folder for cached products, or None for no cache.
 
     Args:
         choice: a folder, or ``off`` (or nothing at all) for no cache; None takes ``$KALMANCLIP_CACHE``, and where that
@@ -92,16 +92,12 @@ class FeatureCache:
         self._said: set[str] = set()
 
     def place(self, product: str, images: Sequence[str]) -> Path:
-        """Where the product of a batch is, or would be, by the content identities of its images."""
+        """Return where the product of a batch is, or would be, by the content identities of its images."""
         batch = hashlib.sha256("\n".join((product, *images)).encode()).hexdigest()
         return self.folder / hashlib.sha256(product.encode()).hexdigest()[:16] / f"{batch}.safetensors"
 
-    def has(self, place: Path) -> bool:
-        """Whether there is something; it may still turn out to be damaged."""
-        return os.path.isfile(place)  # noqa: PTH113 (it does not raise, whatever the folder is)
-
     def read(self, place: Path) -> Activations | None:
-        """What is kept there, on the CPU; None if there is nothing, or nothing good."""
+        """Return what is stored there, on the CPU; None if there is nothing, or nothing good."""
         try:
             rows = read_shard(place, place.stem)
         except FileNotFoundError:
@@ -113,7 +109,7 @@ class FeatureCache:
         return rows
 
     def write(self, place: Path, product: str, rows: Activations) -> None:
-        """Keeps the product of a batch, if that is possible; after the first failure nothing is tried any more."""
+        """Store the product of a batch, if that is possible; after the first failure nothing is tried any more."""
         if not self._writable:
             return
         try:
@@ -130,7 +126,7 @@ class FeatureCache:
             self._say("write", f"Nothing more is kept in the cache {self.folder}: {error}")
 
     def trouble(self) -> str | None:
-        """Why nothing more can be kept in the folder; None if it can. What is there is served in any case."""
+        """Return why nothing more can be stored in the folder, None if it can. What is there is served in any case."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder) as stream:
@@ -142,7 +138,7 @@ class FeatureCache:
         return None
 
     def _measure(self) -> int:
-        """How large the folder is; files that killed processes left half-written go."""
+        """Return how large the folder is; delete files that killed processes left half-written."""
         size = 0
         for path in self.folder.glob("*/*"):
             with suppress(OSError):  # somebody else may be tidying up
@@ -154,7 +150,7 @@ class FeatureCache:
         return size
 
     def _say(self, kind: str, message: str) -> None:
-        """A warning, the first time that there is reason for one of its kind."""
+        """Warn, the first time that there is reason for a warning of this kind."""
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -171,22 +167,20 @@ def through_cache(
     """Yield what `encode` makes of N images, in the same batches; those that the cache has are not encoded again.
 
     Args:
-        cache: where to look, and to keep what is new.
+        cache: where to look, and to store what is new.
         product: all that the activations depend on besides the images; see `describe_product`.
-        images: the content identities of the N images; a batch with None in it is not kept.
-        encode: positions to activations, in batches of ``batch_size``.
+        images: the content identities of the N images; a batch with None in it is not stored.
+        encode: positions to activations, in batches of ``batch_size``; the last one may be smaller.
         device: where the activations are wanted.
-        batch_size: B; the last batch may be smaller.
-
-    Yields:
-        Activations (B, ...).
+        batch_size: images per batch.
     """
     parts = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
     places: list[Path | None] = []
     for part in parts:
-        told = [key for key in images[part.start : part.stop] if key is not None]
-        places.append(cache.place(product, told) if len(told) == len(part) else None)
-    known = [place is not None and cache.has(place) for place in places]
+        keys = [key for key in images[part.start : part.stop] if key is not None]
+        places.append(cache.place(product, keys) if len(keys) == len(part) else None)
+    # `os.path.isfile` does not raise, whatever the folder is; a file may still turn out to be damaged
+    known = [place is not None and os.path.isfile(place) for place in places]  # noqa: PTH113
     # one call for all that is missing: it decodes ahead of what is encoded. Only the last batch of all may be short,
     # so that its batches are the parts.
     missing = [i for part, at_hand in zip(parts, known, strict=True) if not at_hand for i in part]
@@ -201,7 +195,7 @@ def through_cache(
 
 
 def describe_product(backbone: Backbone, name: str, min_side: int, crop: str = "") -> str | None:
-    """All that a product depends on besides the images, as JSON.
+    """Return all that a product depends on besides the images, as JSON.
 
     The weights, how they are put together, the preprocessing, the versions of the libraries that do it all, and what
     changes the last digits: precision, device, and the number of threads that share a sum.
@@ -234,7 +228,7 @@ def describe_product(backbone: Backbone, name: str, min_side: int, crop: str = "
 
 
 def _arithmetic(device: torch.device) -> list[str]:
-    """What decides how sums round on a device."""
+    """Return what decides how sums round on a device."""
     settings = [device.type, torch.get_float32_matmul_precision()]
     if device.type == "cpu":
         return [*settings, torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"]
@@ -244,7 +238,7 @@ def _arithmetic(device: torch.device) -> list[str]:
 
 
 def _structure(tower: torch.nn.Module) -> str:
-    """A hash of what weights do not tell: the type of every layer and its plain settings (heads, epsilons, ...)."""
+    """Return a hash of what weights do not tell: types of layers and their plain settings (heads, epsilons, ...)."""
     digest = hashlib.sha256()
     for name, module in tower.named_modules():
         settings = {key: value for key, value in sorted(vars(module).items()) if _is_setting(key, value)}
@@ -271,24 +265,14 @@ class DamagedShard(Exception):
 
 
 def write_shard(path: Path, key: str, product: str, rows: Activations) -> None:
-    """Writes the activations (B, ...) of a batch.
-
-    Args:
-        path: its folder exists.
-        key: whose activations, as `read_shard` will ask.
-        product: what they are, for a person who wonders.
-        rows: on the CPU.
-
-    Raises:
-        KalmanClipError: the file system refuses.
-    """
+    """Write the activations (B, ...) of a batch, on the CPU, under the key that `read_shard` will ask for."""
     columns = {str(i): column.contiguous() for i, column in enumerate(rows)}
     checksum = _checksum(tuple(columns.values()))
     write_atomic(path, save(columns, {"key": key, "product": product, "crc32": checksum}))
 
 
 def read_shard(path: Path, key: str) -> Activations:
-    """The activations (B, ...) of a batch, on the CPU.
+    """Return the activations (B, ...) of a batch, on the CPU.
 
     Raises:
         DamagedShard: the file does not hold what was written for this key.

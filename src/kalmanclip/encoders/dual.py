@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kalmanclip.encoders.backbone import Backbone
-from kalmanclip.encoders.low_rank import LowRankConfig
+from kalmanclip.encoders.low_rank import LowRankConfig, named_views
 from kalmanclip.encoders.towers import Activations, build_image_tower, build_text_tower
 
 
@@ -45,15 +45,14 @@ class DualEncoder(nn.Module):
             layer.reset(generator)
 
     def layers(self) -> list[Any]:
-        """The low-rank layers, in the order of `theta`."""
+        """Return the low-rank layers, in the order of `theta`."""
         return [*self.image.low_rank_layers(), *self.text.low_rank_layers()]
 
     def _lay_out(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Gives every matrix its slice of one flat vector: within a tower, layer by layer, ``A`` then ``B``."""
-        sizes = [layer.A.numel() + layer.B.numel() for layer in self.layers()]
-        self.theta = torch.zeros(sum(sizes), device=device, dtype=dtype)
-        self.groups = sizes
-        self.n_image = sum(layer.A.numel() + layer.B.numel() for layer in self.image.low_rank_layers())
+        """Give every matrix its slice of one flat vector: within a tower, layer by layer, ``A`` then ``B``."""
+        self.groups = [layer.A.numel() + layer.B.numel() for layer in self.layers()]
+        self.theta = torch.zeros(sum(self.groups), device=device, dtype=dtype)
+        self.n_image = sum(p.numel() for p in self.image.parameters())
         begin = 0
         for tower in (self.image, self.text):
             tower_begin = begin
@@ -76,36 +75,30 @@ class DualEncoder(nn.Module):
         return self.n - self.n_image
 
     def named_views(self, theta: Tensor) -> dict[str, Tensor]:
-        """``theta`` as a dictionary of parameters by name, for `torch.func.functional_call`."""
-        names = {id(p): name for name, p in self.named_parameters()}
-        views, begin = {}, 0
-        for layer in self.layers():
-            for p in (layer.A, layer.B):
-                views[names[id(p)]] = theta[begin : begin + p.numel()].view(p.shape)
-                begin += p.numel()
-        return views
+        """Return ``theta`` as a dictionary of parameters by name, for `torch.func.functional_call`."""
+        return named_views(self, theta)
 
     def encode_images(self, activations: Activations) -> Tensor:
-        """Activations of B images to unit-length embeddings ``I`` (B, d)."""
+        """Turn activations of B images into unit-length embeddings ``I`` (B, d)."""
         return self.image(*activations)
 
     def encode_texts(self, activations: Activations, templates: int = 1) -> Tensor:
-        """Activations of C * templates prompts to unit-length class embeddings ``T`` (C, d).
+        """Turn activations of C * templates prompts into unit-length class embeddings ``T`` (C, d).
 
         Several prompts per class are averaged on the sphere: normalise, mean, normalise.
         """
         return averaged_prompts(self.text(*activations), templates)
 
     def forward(self, images: Activations, texts: Activations, templates: int = 1) -> Tensor:
-        """The cosine-similarity matrix ``S_C`` (B, C)."""
+        """Return the cosine-similarity matrix ``S_C`` (B, C)."""
         return self.encode_images(images) @ self.encode_texts(texts, templates).mT
 
     def tokenize(self, texts: list[str]) -> Tensor:
-        """Texts to tokens (N, L) on the model's device."""
+        """Turn texts into tokens (N, L) on the model's device."""
         return self.backbone.tokenizer(texts).to(self.backbone.device)
 
     def merged(self) -> nn.Module:
-        """A plain open_clip model with the corrections folded into its weights; the backbone stays as it is.
+        """Return a plain open_clip model with the corrections folded into its weights; the backbone stays as it is.
 
         In float32 at least: beside a weight in bfloat16 a small correction would be rounded away.
         """
@@ -121,5 +114,5 @@ class DualEncoder(nn.Module):
 
 
 def averaged_prompts(t: Tensor, templates: int) -> Tensor:
-    """Embeddings of prompts (C * templates, d) to those of classes (C, d), averaged on the sphere."""
+    """Turn embeddings of prompts (C * templates, d) into those of classes (C, d), averaged on the sphere."""
     return t if templates == 1 else F.normalize(t.unflatten(0, (-1, templates)).mean(dim=1), dim=-1)

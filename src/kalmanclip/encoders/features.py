@@ -13,9 +13,8 @@ from kalmanclip.data.images import ImageSource, cache_decoded, content_identitie
 from kalmanclip.data.prompts import class_prompts
 from kalmanclip.encoders.backbone import Backbone
 from kalmanclip.encoders.cache import Encode, describe_product, through_cache
-from kalmanclip.encoders.crops import RandomCrop, RandomCropConfig
 from kalmanclip.encoders.dual import DualEncoder
-from kalmanclip.encoders.preprocess import Preprocess
+from kalmanclip.encoders.preprocess import Preprocess, RandomCrop, RandomCropConfig
 from kalmanclip.encoders.towers import Activations, TextEncoder, unit
 from kalmanclip.memory import free_bytes
 
@@ -226,7 +225,7 @@ class ActivationStore:
         self._device: torch.device | None = None  # where the activations are wanted
 
     def fill(self) -> Iterator[int]:
-        """Computes and keeps all activations; yields how many images are done. Stops early if they would not fit."""
+        """Compute and keep all activations; yield how many images are done. Stop early if they would not fit."""
         kept: Activations | None = None
         done = 0
         with closing(self._encode(range(self._count))) as batches:
@@ -244,11 +243,11 @@ class ActivationStore:
             self.keep(kept, batch[0].device)
 
     def keep(self, columns: Activations, device: torch.device) -> None:
-        """Takes the activations of all images (N, ...), wherever they lie; they are wanted on ``device``."""
+        """Take the activations of all images (N, ...), wherever they lie; they are wanted on ``device``."""
         self._kept, self._device = columns, device
 
     def _allocated(self, batch: Activations) -> Activations | None:
-        """Room for the activations of all images that are like those of a batch; None if there is not enough."""
+        """Allocate memory for activations of all images like those of a batch; None if there is not enough."""
         wanted = sum(t.nbytes for t in batch) // len(batch[0]) * self._count
         for device in dict.fromkeys((batch[0].device, torch.device("cpu"))):
             if wanted <= (free_bytes(device) // 2 if self._limit is None else self._limit):
@@ -259,20 +258,6 @@ class ActivationStore:
         if self._kept is not None:
             return tuple(t[indices.to(t.device)].to(self._device) for t in self._kept)
         return tuple(torch.cat(column) for column in zip(*self._encode(indices.tolist()), strict=True))
-
-    def subset(self, positions: Tensor) -> ActivationSubset:
-        """Some of the images, at positions (n,), as a store of their own that shares the memory."""
-        return ActivationSubset(self, positions)
-
-
-class ActivationSubset:
-    """A part of an `ActivationStore`, picked by index."""
-
-    def __init__(self, store: ActivationStore, positions: Tensor) -> None:
-        self._store, self._positions = store, positions
-
-    def __getitem__(self, indices: Tensor) -> Activations:
-        return self._store[self._positions[indices]]
 
 
 def activation_store(encoder: DualEncoder, sources: Sequence[ImageSource], progress: Progress) -> ActivationStore:

@@ -30,7 +30,7 @@ from kalmanclip.encoders.towers import Activations, Tower
 
 @contextmanager
 def _recording(tower: Tower) -> Iterator[None]:
-    """Within it, the tower's forward pass is prepared to write derivatives into its sink."""
+    """Prepare the tower's forward pass within it to write derivatives into its sink."""
     tower.sink.recording = True
     try:
         yield
@@ -40,7 +40,7 @@ def _recording(tower: Tower) -> Iterator[None]:
 
 
 def _pull(embedding: Tensor, cotangent: Tensor, tower: Tower, target: Tensor, last: bool) -> None:
-    """One backward pass from the embeddings (N, d) into ``target``, (N, n) per sample or (n,) summed."""
+    """Make one backward pass from the embeddings (N, d) into ``target``, (N, n) per sample or (n,) summed."""
     tower.sink.target = target
     # Naming the parameters makes autograd visit every low-rank layer; their gradients come back as None because the
     # layers have written the per-sample ones into the sink.
@@ -77,7 +77,7 @@ class SimilarityJacobian:
         self.S = (self.I * self.T).sum(dim=-1, keepdim=True) if paired else self.I @ self.T.mT
 
     def rows(self, G: Tensor) -> Tensor:
-        """``H`` (B * K, n) from ``G``, the derivative of the outputs with respect to ``S``.
+        """Return ``H`` (B * K, n) from ``G``, the derivative of the outputs with respect to ``S``.
 
         To be called once: the backward passes consume what the forward pass has kept.
 
@@ -96,7 +96,7 @@ class SimilarityJacobian:
         return H.flatten(0, 1)
 
     def _rows_of_all(self, G: Tensor) -> Tensor:
-        """``H`` (M, n) from derivatives (M, B, C) of M outputs with respect to all similarities."""
+        """Return ``H`` (M, n) from derivatives (M, B, C) of M outputs with respect to all similarities."""
         assert not self.paired, "paired texts go with outputs of their own image alone"
         M, B, C = G.shape
         H = self.I.new_zeros(M, self.encoder.n)
@@ -137,7 +137,7 @@ class SimilarityJacobian:
             torch.mm(G[i], per_text, out=H[i])
 
     def _text_pull(self, cotangent: Tensor, rows: Tensor, last: bool) -> None:
-        """Per-class rows (C, n_text): prompts of one class are added up."""
+        """Fill in rows by class (C, n_text): prompts of one class are added up."""
         tower, P = self.encoder.text, self.templates
         if P == 1:
             _pull(self._T, cotangent, tower, rows, last)

@@ -20,6 +20,7 @@ from torch.func import functional_call, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kalmanclip.encoders.dual import DualEncoder, averaged_prompts
+from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.encoders.towers import Activations, Tower
 
 
@@ -47,7 +48,7 @@ class ClassifierTangents:
         self.W, self.dW = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
 
     def add_residuals(self, gain: float, D: Tensor) -> None:
-        """Makes the class weights ``gain T + D``, with residuals (C, d) that do not move."""
+        """Make the class weights ``gain T + D``, with residuals (C, d) that do not move."""
         self.W, self.dW = gain * self.W + D.to(self.W), gain * self.dW
 
     def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
@@ -63,23 +64,16 @@ class ClassifierTangents:
 
 
 def _push(tower: Tower, encode: Any, theta: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Embeddings (N, d) and their derivatives (K, N, d) along directions (K, n) of a tower's parameters (n,)."""
-    names = {id(p): name for name, p in tower.named_parameters()}
-    matrices = [(names[id(p)], p.shape) for layer in tower.low_rank_layers() for p in (layer.A, layer.B)]
-
-    def views(flat: Tensor) -> dict[str, Tensor]:
-        parts = flat.split([shape.numel() for _, shape in matrices])
-        return {name: part.view(shape) for (name, shape), part in zip(matrices, parts, strict=True)}
-
-    if not matrices:  # a frozen tower stays where it is
+    """Return embeddings (N, d) and their derivatives (K, N, d) along directions (K, n) of a tower's parameters (n,)."""
+    if not len(theta):  # a frozen tower stays where it is
         f = encode({})
         return f, f.new_zeros(len(directions), *f.shape)
     # only the plain attention has forward-mode derivatives
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        here = views(theta)
+        here = named_views(tower, theta)
 
         def along(direction: Tensor) -> Any:
-            return jvp(encode, (here,), (views(direction),))
+            return jvp(encode, (here,), (named_views(tower, direction),))
 
         push: Any = vmap(along, out_dims=(None, 0))  # type: ignore[arg-type]
         f, df = push(directions)

@@ -62,15 +62,18 @@ def _check_choice(name: str, values: tuple[str, ...], allowed: tuple[str, ...]) 
         raise ConfigError(f"{name} must be a non-empty selection of {allowed}, each once; got {tuple(values)}.")
 
 
+def named_views(module: nn.Module, theta: Tensor) -> dict[str, Tensor]:
+    """Return a flat vector as the parameters of a module by name, for `torch.func.functional_call`."""
+    named = dict(module.named_parameters())
+    parts = theta.split([p.numel() for p in named.values()])
+    return {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
+
+
 class RowSink:
     """Where a backward pass leaves its derivatives.
 
-    ``target`` is set before each backward pass, by the code that wants the derivatives, to a view of the Jacobian:
-
-    - shape (N, n): row *i* receives the derivative that flows through sample *i* of the batch;
-    - shape (n,): the sum over the samples.
-
-    While it is None the layers are ordinary autograd citizens.
+    ``target`` is a view of the Jacobian: (N, n), where row *i* receives the derivative that flows through sample *i* of
+    the batch, or (n,), for the sum over the samples. While it is None the layers are ordinary autograd citizens.
     """
 
     def __init__(self) -> None:
@@ -111,18 +114,18 @@ class LowRank(nn.Module):
         self.start = 0  # where this layer's parameters begin in theta; set when theta is laid out
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draws ``A`` from N(0, 1/d_in) and sets ``B`` to zero: the correction vanishes, its derivative does not."""
+        """Draw ``A`` from N(0, 1/d_in) and set ``B`` to zero: the correction vanishes, its derivative does not."""
         with torch.no_grad():
             self.A.copy_(torch.randn(self.A.shape, generator=generator) / self.A.shape[1] ** 0.5)
             self.B.zero_()
 
     def delta(self, group: int = 0) -> Tensor:
-        """The full matrix ``s B A`` of one group, (d_out, d_in): what merging adds to the frozen weight."""
+        """Return the full matrix ``s B A`` of one group, (d_out, d_in): what merging adds to the frozen weight."""
         r = self.B.shape[2]
         return self.scale * self.B[group] @ self.A[group * r : (group + 1) * r]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
+        """Map x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
         if self.sink.recording:
             return _RecordedLowRank.apply(x, self.A, self.B, self)
         A, wide = self.scaled(self.A.T).to(x.dtype), _block_diagonal(self.B).to(x.dtype)
@@ -132,12 +135,12 @@ class LowRank(nn.Module):
         return torch.cat(h, dim=-1) @ wide.T
 
     def scaled(self, x: Tensor) -> Tensor:
-        """``s x``; most often s is one, and a multiplication is a launch."""
+        """Return ``s x``; most often s is one, and a multiplication is a launch."""
         return x if self.scale == 1 else x * self.scale
 
 
 def _block_diagonal(B: Tensor) -> Tensor:
-    """``B`` (g, d_out, r) as one matrix (g d_out, g r), so that one product serves all groups."""
+    """Return ``B`` (g, d_out, r) as one matrix (g d_out, g r), so that one product serves all groups."""
     return B[0] if len(B) == 1 else torch.block_diag(*B)
 
 
@@ -170,7 +173,7 @@ class _RecordedLowRank(torch.autograd.Function):
 
 
 def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor, gB: Tensor, groups: int) -> None:
-    """Writes d/dA then d/dB of one layer into its slice of ``target`` ((N, n) per sample or (n,) summed)."""
+    """Write d/dA then d/dB of one layer into its slice of ``target`` ((N, n) per sample or (n,) summed)."""
     if x.dim() == 2:
         x, h, g, gB = x.unsqueeze(1), h.unsqueeze(1), g.unsqueeze(1), gB.unsqueeze(1)
     if target.dim() == 1:  # summed over the samples: they are just more tokens of one sample
@@ -188,7 +191,7 @@ def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor,
 
 
 def _bmm(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """``out = a b``, whatever their precisions. Products in bfloat16 are summed in float32, and rounded once."""
+    """Compute ``out = a b`` in any precisions. Products in bfloat16 are summed in float32, and rounded once."""
     if out.dtype == a.dtype:
         torch.bmm(a, b, out=out)
     else:

@@ -1,17 +1,27 @@
-"""open_clip's preprocessing in two parts: what PIL does with each picture, and arithmetic on whole batches of them.
+"""From a picture to the network's input: open_clip's preprocessing, random crops, and which crops stand for an image.
 
-Numbers in float32 take four times the memory of pixels. They are made at the end, where the model is, of a batch at a
-time: to the last bit they are what the preprocessing of single pictures gives.
+open_clip's preprocessing comes in two parts: what PIL does with each picture, and arithmetic on whole batches. Numbers
+in float32 take four times the memory of pixels. They are made at the end, where the model is, of a batch at a time: to
+the last bit they are what the preprocessing of single pictures gives.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import random
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+from kalmanclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kalmanclip.encoders.backbone import Backbone
 
 
 class Preprocess:
@@ -35,11 +45,11 @@ class Preprocess:
         self._steps, self._normalize = steps[:-2], steps[-1] if steps else None
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """One preprocessed picture (3, h, w)."""
+        """Return one preprocessed picture (3, h, w)."""
         return self.transform(self._without_ends(image))
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """The first part: a picture to what `finish` takes of each, bytes (h, w, 3) if possible."""
+        """Do the first part: a picture to what `finish` takes of each, bytes (h, w, 3) if possible."""
         if not self._in_two:
             return self(image)
         image = self._without_ends(image)
@@ -48,7 +58,7 @@ class Preprocess:
         return torch.from_numpy(np.array(image))
 
     def finish(self, batch: Tensor) -> Tensor:
-        """The second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
+        """Do the second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
         if not self._in_two or batch.dtype != torch.uint8:
             return batch
         x = batch.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
@@ -65,3 +75,118 @@ class Preprocess:
             dx, dy = (cut, 0) if width > height else (0, cut)
             image = image.crop((dx, dy, width - dx, height - dy))
         return image
+
+
+@dataclass(frozen=True)
+class RandomCropConfig:
+    """Which random crops stand for a training image; together they have the weight of one image.
+
+    With the same scale and seed the crops are the same, so that a cache serves all methods.
+
+    Attributes:
+        crops: random crops of each training image; 0: the centre crop alone.
+        crop_scale: smallest and largest share of a picture's area in a random crop.
+    """
+
+    crops: int = 10
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.crops, int) or self.crops < 0:
+            raise ConfigError(f"crops must be a whole number, 0 for centre crops alone; not {self.crops!r}.")
+        if not (len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1):
+            raise ConfigError(f"crop_scale must be two shares of a picture's area in (0, 1], not {self.crop_scale}.")
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each crop that is used, the centre crop's first; together one."""
+        return [1 / self.crops] * self.crops if self.crops else [1.0]
+
+    def as_samples(self, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return every crop as a training sample of its own, of crops (N, V, d) and labels (N,).
+
+        Returns:
+            Features (N V, d), labels (N V,) and weights (N V,); those of an image sum to one.
+        """
+        count, crops = f.shape[:2]
+        weights = torch.tensor(self.weights, dtype=f.dtype, device=f.device)
+        return f.flatten(0, 1), labels.repeat_interleave(crops), weights.repeat(count)
+
+
+@dataclass(frozen=True)
+class CropConfig(RandomCropConfig):
+    """Random crops beside the centre crop.
+
+    Attributes:
+        centre_weight: how much of an image's weight its centre crop has; the random crops share the rest. 0: the centre
+            crop is not used.
+    """
+
+    crops: int = 5
+    crop_scale: tuple[float, float] = (0.3, 1.0)
+    centre_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.centre_weight <= 1:
+            raise ConfigError(f"centre_weight must lie in 0..1, not {self.centre_weight}.")
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each crop that is used, the centre crop's first; together one."""
+        if self.crops == 0 or self.centre_weight == 0:
+            return super().weights
+        return [self.centre_weight] + [(1 - self.centre_weight) / self.crops] * self.crops
+
+
+class RandomCrop:
+    """Random resized crop and horizontal flip, at the backbone's resolution.
+
+    What is random depends on the seed, the pass and the picture alone: decoding in threads cannot change it.
+
+    Args:
+        backbone: whose input size and preprocessing.
+        scale: smallest and largest share of the picture's area.
+        seed: any integer.
+        epoch: which pass over the images; each sees other crops.
+    """
+
+    ratio = (3 / 4, 4 / 3)  # of width to height, as everywhere in the field
+    attempts = 10
+
+    def __init__(self, backbone: Backbone, scale: tuple[float, float], seed: int, epoch: int) -> None:
+        self.backbone, self.scale, self.key = backbone, scale, f"{seed}:{epoch}"
+
+    def __str__(self) -> str:
+        """All that a picture's crop depends on besides the backbone and the picture."""
+        return f"area {self.scale[0]} to {self.scale[1]}, ratio {self.ratio}, attempts {self.attempts}, {self.key}"
+
+    @property
+    def min_side(self) -> int:
+        """Decoding may shrink a picture down to this: the smallest crop still has the network's resolution."""
+        return math.ceil(self.backbone.image_size / math.sqrt(self.scale[0]))
+
+    def cut(self, image: Image.Image) -> Image.Image:
+        """Return one picture's crop in this pass, in the network's resolution."""
+        generator = random.Random(f"{self.key}:{zlib.crc32(image.tobytes())}")
+        side = self.backbone.image_size
+        crop = image.resize((side, side), Image.Resampling.BICUBIC, box=self._box(image.size, generator))
+        if generator.random() < 0.5:
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return crop
+
+    def _box(self, size: tuple[int, int], generator: random.Random) -> tuple[int, int, int, int]:
+        """Return left, upper, right, lower: random area, log-uniform ratio, or the largest centre crop if none fits."""
+        width, height = size
+        low, high = (math.log(r) for r in self.ratio)
+        for _ in range(self.attempts):
+            area = width * height * generator.uniform(*self.scale)
+            ratio = math.exp(generator.uniform(low, high))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, upper = generator.randint(0, width - w), generator.randint(0, height - h)
+                return left, upper, left + w, upper + h
+        w = min(width, round(height * self.ratio[1]))
+        h = min(height, round(width / self.ratio[0]))
+        left, upper = (width - w) // 2, (height - h) // 2
+        return left, upper, left + w, upper + h

@@ -33,12 +33,12 @@ EMBEDDING = "embedding"
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of unit length, in float32 at least: similarities and what is learned from them need the digits."""
+    """Scale rows to unit length, in float32 at least: similarities and what is learned from them need the digits."""
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
 
 def run(blocks: Sequence[nn.Module], x: Tensor, mask: Tensor | None, read: Read | None) -> Tensor:
-    """One block after the other; the last computes only the tokens that are read, which is most of what it costs.
+    """Run one block after the other; the last computes only the tokens that are read, which is most of what it costs.
 
     Args:
         blocks: `AdaptedBlock`s, at least one.
@@ -55,7 +55,7 @@ def run(blocks: Sequence[nn.Module], x: Tensor, mask: Tensor | None, read: Read 
 
 
 def plain_blocks(blocks: nn.ModuleList) -> bool:
-    """Whether `AdaptedBlock` can run all of them."""
+    """Return whether `AdaptedBlock` can run all of them."""
     return all(type(block) is ResidualAttentionBlock for block in blocks)
 
 
@@ -85,7 +85,7 @@ class AdaptedBlock(nn.Module):
         self.proj = LowRank(mlp, width, config, sink) if "mlp" in config.targets else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None, read: Read | None = None) -> Tensor:
-        """(N, tokens, width) to the same shape, or with ``read`` to those tokens alone.
+        """Map (N, tokens, width) to the same shape, or with ``read`` to those tokens alone.
 
         Args:
             x: tokens.
@@ -119,25 +119,20 @@ class AdaptedBlock(nn.Module):
         mlp = self._block[0].mlp
         return project(mlp.c_proj, self.proj, mlp.gelu(project(mlp.c_fc, self.fc, x)))
 
+    @torch.no_grad()
     def merge_(self) -> None:
-        """Adds the corrections to the block's weights, in place."""
-        block = self._block[0]
-        width = block.attn.embed_dim
-        with torch.no_grad():
-            for k, part in enumerate(self.parts):
-                assert self.qkv is not None
-                block.attn.in_proj_weight[part * width : (part + 1) * width] += self.qkv.delta(k)
-            for linear, layer in (
-                (block.attn.out_proj, self.out),
-                (block.mlp.c_fc, self.fc),
-                (block.mlp.c_proj, self.proj),
-            ):
-                if layer is not None:
-                    linear.weight += layer.delta()
+        """Add the corrections to the block's weights, in place."""
+        attn, mlp = self._block[0].attn, self._block[0].mlp
+        for k, part in enumerate(self.parts):
+            assert self.qkv is not None
+            attn.in_proj_weight[part * attn.embed_dim : (part + 1) * attn.embed_dim] += self.qkv.delta(k)
+        for linear, layer in ((attn.out_proj, self.out), (mlp.c_fc, self.fc), (mlp.c_proj, self.proj)):
+            if layer is not None:
+                linear.weight += layer.delta()
 
 
 def project(linear: nn.Linear, layer: LowRank | None, x: Tensor) -> Tensor:
-    """A frozen linear map of ``x``, with its low-rank correction if there is one."""
+    """Map ``x`` by a frozen linear map, with its low-rank correction if there is one."""
     y = F.linear(x, linear.weight, linear.bias)
     return y if layer is None else y + layer(x)
 
@@ -157,19 +152,19 @@ class Tower(nn.Module):
         self.sink = RowSink()
 
     def prefix(self, inputs: Tensor) -> Activations:
-        """Frozen part: (N, 3, h, w) images or (N, L) tokens to activations."""
+        """Compute the frozen part: (N, 3, h, w) images or (N, L) tokens to activations."""
         raise NotImplementedError
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """Adapted part: activations to embeddings (N, d) of unit length."""
+        """Compute the adapted part: activations to embeddings (N, d) of unit length."""
         raise NotImplementedError
 
     def merge_(self) -> None:
-        """Adds the corrections to the frozen weights, in place."""
+        """Add the corrections to the frozen weights, in place."""
         raise NotImplementedError
 
     def low_rank_layers(self) -> Iterator[LowRank]:
-        """All low-rank layers in the order of `theta`."""
+        """Return all low-rank layers in the order of `theta`."""
         return (m for m in self.modules() if isinstance(m, LowRank))
 
 
@@ -190,30 +185,30 @@ class HeadTower(Tower):
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
-        """The whole frozen tower, to unit-length features (N, d)."""
+        """Run the whole frozen tower, to unit-length features (N, d)."""
         return (unit(self._encode(inputs)),)
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """Unit-length features (N, d) to adapted unit-length embeddings."""
+        """Turn unit-length features (N, d) into adapted unit-length embeddings."""
         (f,) = activations
         # also without parameters: then parameters of zero change no digit
         return unit(f if self.head is None else f + self.head(f))
 
+    @torch.no_grad()
     def merge_(self) -> None:
-        """Folds ``I + s B A`` into the tower's last projection."""
+        """Fold ``I + s B A`` into the tower's last projection."""
         if self.head is None:
             return
-        width = self.head.A.shape[1]
-        factor = torch.eye(width, device=self.head.A.device, dtype=self.head.A.dtype) + self.head.delta()
+        delta = self.head.delta()
+        factor = torch.eye(len(delta)).to(delta) + delta
         weight, bias = last_projection(self._owner[0])
-        with torch.no_grad():
-            weight.copy_(factor @ weight)
-            if bias is not None:
-                bias.copy_(factor @ bias)
+        weight.copy_(factor @ weight)
+        if bias is not None:
+            bias.copy_(factor @ bias)
 
 
 def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
-    """A tower's final linear map as views: weight (d, width), so that ``y = weight x + bias``, and bias or None."""
+    """Return views of a tower's final map: weight (d, width), so that ``y = weight x + bias``, and bias or None."""
     if isinstance(owner, ModifiedResNet):
         return owner.attnpool.c_proj.weight, owner.attnpool.c_proj.bias
     for name in ("proj", "text_projection"):
@@ -229,7 +224,7 @@ def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _cut(blocks: nn.ModuleList, config: LowRankConfig) -> int:
-    """Index of the first adapted block."""
+    """Return the index of the first adapted block."""
     if not plain_blocks(blocks):
         raise ModelError(
             f"Low-rank parameters inside blocks of type {type(blocks[0]).__name__} are not supported. "
@@ -251,7 +246,7 @@ class TransformerTower(Tower):
         self.blocks = nn.ModuleList(AdaptedBlock(b, config, self.sink) for b in blocks[cut:])
 
     def merge_(self) -> None:
-        """Adds every block's corrections to its weights."""
+        """Add every block's corrections to its weights."""
         for block in self.blocks:
             assert isinstance(block, AdaptedBlock)
             block.merge_()
@@ -266,26 +261,26 @@ class ImageTransformerTower(TransformerTower):
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
-        """Patches, positions and the frozen blocks: (N, tokens, width)."""
+        """Run patches, positions and the frozen blocks: (N, tokens, width)."""
         x = self._visual[0]._embeds(inputs)
         for block in self._frozen_blocks:
             x = block(x)
         return (x,)
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """(N, tokens, width) to unit-length embeddings (N, d)."""
+        """Turn (N, tokens, width) into unit-length embeddings (N, d)."""
         (x,) = activations
         visual = self._visual[0]
         return unit(_finish(visual, run(list(self.blocks), x, None, _class_token(visual))))
 
 
 def _class_token(visual: VisionTransformer) -> Read | None:
-    """Picks the token that the embedding is read from, where it is a single one."""
+    """Return what picks the token that the embedding is read from, where it is a single one."""
     return (lambda x: x[:, :1]) if visual.pool_type == "tok" and visual.attn_pool is None else None
 
 
 def _finish(visual: VisionTransformer, x: Tensor) -> Tensor:
-    """Pool and projection: (N, tokens, width) to (N, d)."""
+    """Pool and project: (N, tokens, width) to (N, d)."""
     pooled, _ = visual._pool(x)
     return pooled if visual.proj is None else pooled @ visual.proj
 
@@ -301,7 +296,7 @@ class ImageEncoder:
         self._blocks = [AdaptedBlock(block) for block in visual.transformer.resblocks] if plain else None
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Frozen embeddings (N, d), not normalised, of preprocessed images (N, 3, h, w)."""
+        """Return frozen embeddings (N, d), not normalised, of preprocessed images (N, 3, h, w)."""
         if self._blocks is None:
             return self.model.encode_image(images)
         visual = self.model.visual
@@ -319,11 +314,12 @@ class ResNetTower(Tower):
         names = [n for n in ("q", "k", "v") if n in config.targets] + (["c"] if "out" in config.targets else [])
         if not names:
             raise ModelError("A ModifiedResNet has no MLP blocks: choose targets out of 'q', 'k', 'v', 'out'.")
-        self.pool = nn.ModuleDict({n: LowRank(width, d if n == "c" else width, config, self.sink) for n in names})
+        self._layers = {n: LowRank(width, d if n == "c" else width, config, self.sink) for n in names}
+        self.pool = nn.ModuleDict(self._layers)
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
-        """Convolutions, then the pool's tokens (mean first) with positions: (N, h w + 1, width)."""
+        """Run convolutions, then the pool's tokens (mean first) with positions: (N, h w + 1, width)."""
         visual = self._visual[0]
         x = visual.stem(inputs)
         x = visual.layer4(visual.layer3(visual.layer2(visual.layer1(x))))
@@ -332,7 +328,7 @@ class ResNetTower(Tower):
         return (x + visual.attnpool.positional_embedding,)
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """(N, h w + 1, width) to unit-length embeddings (N, d); only the first token asks, all answer."""
+        """Turn (N, h w + 1, width) into unit-length embeddings (N, d); only the first token asks, all answer."""
         (x,) = activations
         pool = self._visual[0].attnpool
         heads = (pool.num_heads, -1)
@@ -342,25 +338,18 @@ class ResNetTower(Tower):
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return unit(self._adapt("c", pool.c_proj, y)[:, 0])
 
-    def _layer(self, name: str) -> LowRank | None:
-        layer = self.pool[name] if name in self.pool else None  # noqa: SIM401  (a ModuleDict has no `get`)
-        assert layer is None or isinstance(layer, LowRank)
-        return layer
-
     def _adapt(self, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
-        return project(linear, self._layer(name), x)
+        return project(linear, self._layers.get(name), x)
 
+    @torch.no_grad()
     def merge_(self) -> None:
-        """Adds the corrections to the attention pool's weights."""
-        with torch.no_grad():
-            for name in self.pool:
-                layer = self._layer(name)
-                assert layer is not None
-                getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
+        """Add the corrections to the attention pool's weights."""
+        for name, layer in self._layers.items():
+            getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
 
 
 def reading(position: Tensor) -> Read:
-    """Picks one token of each text, at the positions (N,)."""
+    """Return what picks one token of each text, at the positions (N,)."""
     return lambda x: x[torch.arange(len(x), device=x.device), position].unsqueeze(1)
 
 
@@ -389,7 +378,7 @@ class TextEncoder:
         self.causal = self.plain and getattr(self.owner, "attn_mask", None) is not None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Frozen embeddings (N, d), not normalised, of tokens (N, L)."""
+        """Return frozen embeddings (N, d), not normalised, of tokens (N, L)."""
         if not (self.plain and self.causal):
             return self.model.encode_text(tokens)
         x, position = self.embed(tokens)
@@ -403,14 +392,13 @@ class TextEncoder:
         return self.owner.transformer.resblocks
 
     def mask(self, x: Tensor) -> Tensor | None:
-        """The causal mask for the length of ``x``, in its dtype."""
+        """Return the causal mask for the length of ``x``, in its dtype."""
         if not self.causal:
             return None
-        length = x.shape[1]
-        return self.owner.attn_mask[:length, :length].to(x.dtype)
+        return self.owner.attn_mask[: x.shape[1], : x.shape[1]].to(x.dtype)
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Token and position embeddings (N, L', width), and where each text is read off (N,)."""
+        """Return token and position embeddings (N, L', width), and where each text is read off (N,)."""
         if self.pool_type == "argmax":
             position = tokens.argmax(dim=-1)
         elif self.pool_type == "eos":
@@ -423,9 +411,8 @@ class TextEncoder:
         return x, position
 
     def finish(self, x: Tensor) -> Tensor:
-        """Final norm and projection: the tokens that are read (N, 1, width) to (N, d)."""
-        pooled = self.owner.ln_final(x[:, 0])
-        projection = self.owner.text_projection
+        """Apply final norm and projection: the tokens that are read (N, 1, width) to (N, d)."""
+        pooled, projection = self.owner.ln_final(x[:, 0]), self.owner.text_projection
         if projection is None:
             return pooled
         return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
@@ -445,7 +432,7 @@ class TextTransformerTower(TransformerTower):
 
     @torch.no_grad()
     def prefix(self, inputs: Tensor) -> Activations:
-        """Tokens (N, L) to (N, L', width) after the frozen blocks, and the reading positions (N,)."""
+        """Run tokens (N, L) to (N, L', width) after the frozen blocks, and the reading positions (N,)."""
         x, position = self._text.embed(inputs)
         mask = self._text.mask(x)
         for block in self._frozen_blocks:
@@ -453,7 +440,7 @@ class TextTransformerTower(TransformerTower):
         return x, position
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """(N, L', width) and positions (N,) to unit-length embeddings (N, d)."""
+        """Turn (N, L', width) and positions (N,) into unit-length embeddings (N, d)."""
         x, position = activations
         x = run(list(self.blocks), x, self._text.mask(x), reading(position))
         return unit(self._text.finish(x))
@@ -461,15 +448,13 @@ class TextTransformerTower(TransformerTower):
 
 def build_image_tower(model: Any, width: int, config: LowRankConfig | None) -> Tower:
     """Build the image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
-    visual = model.visual
-    if config is None or "image" not in config.towers:
-        return HeadTower(ImageEncoder(model), visual, width, None)
-    if config.placement == "head":
-        return HeadTower(ImageEncoder(model), visual, width, config)
+    visual, own = model.visual, config if config and "image" in config.towers else None
+    if own is None or own.placement == "head":
+        return HeadTower(ImageEncoder(model), visual, width, own)
     if isinstance(visual, VisionTransformer):
-        return ImageTransformerTower(visual, config)
+        return ImageTransformerTower(visual, own)
     if isinstance(visual, ModifiedResNet):
-        return ResNetTower(visual, config)
+        return ResNetTower(visual, own)
     raise ModelError(
         f"Low-rank parameters inside an image tower of type {type(visual).__name__} are not supported. "
         "Use placement='head', which works for every model."
@@ -478,9 +463,7 @@ def build_image_tower(model: Any, width: int, config: LowRankConfig | None) -> T
 
 def build_text_tower(model: Any, width: int, config: LowRankConfig | None) -> Tower:
     """Build the text tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
-    text = TextEncoder(model)
-    if config is None or "text" not in config.towers:
-        return HeadTower(text, text.owner, width, None)
-    if config.placement == "head":
-        return HeadTower(text, text.owner, width, config)
-    return TextTransformerTower(text, config)
+    text, own = TextEncoder(model), config if config and "text" in config.towers else None
+    if own is None or own.placement == "head":
+        return HeadTower(text, text.owner, width, own)
+    return TextTransformerTower(text, own)

@@ -11,6 +11,7 @@ from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods.base import Method, Needs
 from kalmanclip.methods.baselines.ape import APE, APET
+from kalmanclip.methods.baselines.base import ZeroShot
 from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter
 from kalmanclip.methods.baselines.clip_lora import CLIPLoRA
 from kalmanclip.methods.baselines.clip_svd import CLIPSVD
@@ -22,7 +23,6 @@ from kalmanclip.methods.baselines.lp_plus_plus import LPPlusPlus
 from kalmanclip.methods.baselines.proker import ProKeR
 from kalmanclip.methods.baselines.timo import TIMO, TIMOS
 from kalmanclip.methods.baselines.tip_adapter import TipAdapter, TipAdapterF
-from kalmanclip.methods.baselines.zero_shot import ZeroShot
 from kalmanclip.methods.class_residuals import ClassResiduals
 from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.joint import Joint, JointConfig
@@ -66,16 +66,7 @@ def check_method(name: str) -> None:
 
 
 def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
-    """Build a method from its name.
-
-    Args:
-        name: a key of `METHODS`.
-        backbone: the frozen CLIP.
-        config: the method's own options (its ``Config``); None for its defaults.
-
-    Raises:
-        ConfigError: there is no such method, or the options are another method's.
-    """
+    """Build the method of that name in `METHODS`; ``config``: an instance of its ``Config``, None for the defaults."""
     check_method(name)
     wanted = METHODS[name].Config
     if config is not None and type(config) is not wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask, ImageSource, LabelledImages
 from kalmanclip.encoders.features import Progress, silent
-from kalmanclip.errors import DataError
+from kalmanclip.errors import ConfigError, DataError
 
 Needs = Literal["features", "towers"]
 """What a method asks of the backbone: frozen features only, so that one cache serves many, or whole towers."""
@@ -39,11 +40,16 @@ class Method(Protocol):
 
 
 def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
-    """Return labels (N,) on the device.
-
-    Raises:
-        DataError: there is nothing to learn from.
-    """
+    """Return labels (N,) on the device; having none is a `DataError`."""
     if not len(images):
         raise DataError("There are no images to learn from.")
     return torch.tensor(images.labels, device=device)
+
+
+def check_positive(**options: float | tuple[float, ...] | list[float] | None) -> None:
+    """Raise `ConfigError` for options, or members of sequences, that are not positive and finite; None will do."""
+    for name, value in options.items():
+        if isinstance(value, (tuple, list)):
+            check_positive(**{f"{name}[{i}]": member for i, member in enumerate(value)})
+        elif value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} must be positive and finite, not {value}.")

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kalmanclip.data import ImageSource, LabelledImages
+from kalmanclip.data import LabelledImages
 from kalmanclip.data.images import image_identity
 from kalmanclip.encoders import Activations, DualEncoder
 from kalmanclip.encoders.features import Progress
 from kalmanclip.filtering import Step
-from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.base import labels_of
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State, check_rows
 from kalmanclip.methods.distributed import shared_crop_features
 from kalmanclip.methods.residuals import ClassResidualsConfig, ResidualBelief
@@ -45,17 +45,11 @@ class ClassResiduals(Classifier):
         return self.residuals.diagnostics
 
     @property
-    def needs(self) -> Needs:
-        """Frozen features are all it reads."""
-        return "features"
-
-    @property
     def fitted(self) -> bool:
         """Whether any image was learned from."""
         return self.residuals.belief is not None
 
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Tensor:
-        super()._read(images, progress, from_prior)
         return shared_crop_features(self.encoder, images.sources, self.config, progress, self.ranks)
 
     def _learn(
@@ -65,16 +59,12 @@ class ClassResiduals(Classifier):
         first = not self.fitted
         self.residuals.learn(material, labels, lambda done, total: progress("learning the classes", done, total))
         if first or self.ood is not None:  # or old classes would look out-of-distribution
-            self._add_training_images(material[:, 0], labels, images.sources)
+            f, names = material[:, 0], [image_identity(source) for source in images.sources]
+            if self.ood is None:
+                self.ood = OODDetector.of(f, labels, self.residuals.T, names)
+            else:
+                self.ood = self.ood.with_more(f, labels, names)
         return []
-
-    def _add_training_images(self, f: Tensor, labels: Tensor, sources: Sequence[ImageSource]) -> None:
-        names = [image_identity(source) for source in sources]
-        if self.ood is None:
-            assert self.residuals.T is not None
-            self.ood = OODDetector.of(f, labels, self.residuals.T, names)
-        else:
-            self.ood = self.ood.with_more(f, labels, names)
 
     def _classes_changed(self, before: list[str]) -> None:
         T = self.text_weights()
@@ -102,7 +92,6 @@ class ClassResiduals(Classifier):
     def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
         """See `Classifier.sampled`."""
         generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        assert self.residuals.T is not None
         weights = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
         scale = self.backbone.logit_scale
         return lambda activations: scale * self.encoder.encode_images(activations) @ weights.mT
@@ -126,7 +115,7 @@ class ClassResiduals(Classifier):
         """See `Classifier.load_state_dict`."""
         super().load_state_dict(state, class_names, templates)
         ood, T = state.part("ood"), self.residuals.T
-        if ood and T is not None:
+        if ood:
             check_rows(ood, "features", len(class_names))
             names = state.values.get("training_images") or [""] * len(ood["labels"])
             self.ood = OODDetector.of(ood["features"].to(T.dtype), ood["labels"], T, names)

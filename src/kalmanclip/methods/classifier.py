@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -110,9 +111,9 @@ class Classifier(ABC):
         """Return the towers before anything is learned."""
 
     @property
-    @abstractmethod
     def needs(self) -> Needs:
         """What it asks of the backbone."""
+        return "features"
 
     @property
     @abstractmethod
@@ -133,6 +134,7 @@ class Classifier(ABC):
 
     def fit(self, task: FewShotTask, progress: Progress = silent, after_epoch: AfterEpoch | None = None) -> list[Step]:
         """Learn the training images, starting from the prior; see `update`."""
+        self._check_images(task.train)
         # first: an unreadable image must not cost what was there before
         material = self._read(task.train, progress, from_prior=True)
         self._reset()
@@ -153,8 +155,8 @@ class Classifier(ABC):
             images: their classes become the method's classes.
             epochs: passes over them, for low-rank parameters; class residuals are updated once.
             progress: told about decoding and filtering.
-            after_epoch: called with the number of finished passes after each.
-            templates: prompt templates; None keeps those set before.
+            after_epoch: called after each pass.
+            templates: None keeps those set before.
 
         Returns:
             The records of the filter's steps.
@@ -164,6 +166,7 @@ class Classifier(ABC):
         """
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, not {epochs}.")
+        self._check_images(images)
         material = self._read(images, progress, from_prior=False)
         templates = self.templates if templates is None else tuple(templates)
         if (images.class_names, templates) != (self.class_names, self.templates):
@@ -179,14 +182,17 @@ class Classifier(ABC):
             after_epoch(epochs if steps else 1)
         return steps
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Any:
-        """Return what learning begins with. Subclasses encode the images."""
+    def _check_images(self, images: LabelledImages) -> None:
+        """Raise an error where there are no images, or other ranks were given others."""
         if not len(images):
             raise DataError("There are no images to learn from.")
         if self.ranks is not None:
             names = [image_identity(source) for source in images.sources]
             require_same(self.ranks, self.config, self.backbone.hash, images.class_names, images.labels, names)
-        return None
+
+    @abstractmethod
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Any:
+        """Return what learning begins with, made of the images."""
 
     @abstractmethod
     def _learn(
@@ -201,9 +207,6 @@ class Classifier(ABC):
 
         Low-rank parameters belong to no class. A class residual belongs to its class's name; a class without one has
         its text alone.
-
-        Raises:
-            DataError: there are no classes, or the names of two are so long that their prompts are cut to the same.
         """
         if isinstance(class_names, str) or not class_names:
             raise DataError("Give the classes as a list of at least one name.")
@@ -247,8 +250,7 @@ class Classifier(ABC):
     def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
         """Return what turns activations of N images into ``N(logits at the mean, J Sigma J^T)``.
 
-        Args:
-            scaled: whether to scale the covariance by what was fitted for predictions.
+        ``scaled``: with the covariance scaled by what was fitted for predictions.
         """
 
     @abstractmethod
@@ -266,20 +268,19 @@ class Classifier(ABC):
         if how == "linearised":
             gaussian = self.linearized()
 
-            def by_logits(activations: Activations) -> Prediction:
+            def apply(activations: Activations) -> Prediction:
                 logits = gaussian(activations)
                 return Prediction.of(self.class_names, expected_softmax(logits, samples), logits.mean, logits.std)
+        else:
+            score = self._scorer()
+            draw = self.sampled(samples) if how == "sampled" else None
 
-            return by_logits
-        score = self._scorer()
-        draw = self.sampled(samples) if how == "sampled" else None
+            def apply(activations: Activations) -> Prediction:
+                mean = score(activations)
+                logits = mean.unsqueeze(0) if draw is None else draw(activations)
+                return Prediction.of(self.class_names, averaged(logits), mean, logits.std(dim=0, correction=0))
 
-        def by_passes(activations: Activations) -> Prediction:
-            mean = score(activations)
-            logits = mean.unsqueeze(0) if draw is None else draw(activations)
-            return Prediction.of(self.class_names, averaged(logits), mean, logits.std(dim=0, correction=0))
-
-        return by_passes
+        return apply
 
     @torch.no_grad()
     def predict(
@@ -330,15 +331,15 @@ class Classifier(ABC):
             batch = predict_batch(activations)
             if ood is not None:  # only with frozen towers, whose activations are the embeddings
                 f = self.encoder.encode_images(activations)
-                batch = batch.with_(ood_score=ood.score(f).cpu())
+                batch = replace(batch, ood_score=ood.score(f).cpu())
                 if neighbors:
-                    batch = batch.with_(neighbors=Neighbors(*(column.cpu() for column in ood.nearest(f, neighbors))))
-            batches.append(batch if untouched is None else batch.with_(zero_shot=untouched(activations).cpu()))
+                    batch = replace(batch, neighbors=Neighbors(*(column.cpu() for column in ood.nearest(f, neighbors))))
+            batches.append(batch if untouched is None else replace(batch, zero_shot=untouched(activations).cpu()))
         prediction = Prediction.joined(self.class_names, batches)
         if threshold is not None and prediction.ood_score is not None:
-            prediction = prediction.with_(is_ood=prediction.ood_score > threshold)
+            prediction = replace(prediction, is_ood=prediction.ood_score > threshold)
         if coverage is not None:
-            prediction = prediction.with_(sets=self.class_sets(prediction.at_mean, coverage))
+            prediction = replace(prediction, sets=self.class_sets(prediction.at_mean, coverage))
         return prediction
 
     @torch.no_grad()
@@ -374,11 +375,7 @@ class Classifier(ABC):
         self.calibration = Calibration.of(probabilities, images.labels, kind)
 
     def class_sets(self, probabilities: Tensor, coverage: float) -> list[list[str]]:
-        """Return the sets of classes of probabilities (N, C) at the mean, the most probable class first.
-
-        Raises:
-            ConfigError: nothing was held out to calibrate on, or too little for this coverage.
-        """
+        """Return the sets of classes of probabilities (N, C) at the mean, the most probable class first."""
         if self.calibration is None:
             raise ConfigError(
                 "There is nothing to make sets by: fit with calibrate (on the command line --calibrate), or call "
@@ -393,10 +390,6 @@ class Classifier(ABC):
 
         Class residuals do this by themselves, on training images that are held out in turn. Low-rank parameters keep
         their typical value unless they are told better here.
-
-        Args:
-            images: validation images of the method's classes.
-            progress: told about reading.
 
         Returns:
             The factor by which the covariance is scaled, relative to before.
@@ -426,11 +419,7 @@ class Classifier(ABC):
         return State(tensors, {"conformal": self.calibration.kind})
 
     def load_state_dict(self, state: State, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        """Take over what `state_dict` gave, about these classes.
-
-        Raises:
-            ConfigError: it is incomplete, or does not fit the options.
-        """
+        """Take over what `state_dict` gave, about these classes."""
         self._load(state, class_names)
         self.set_classes(class_names, templates)
         calibration = state.part("conformal")

@@ -60,10 +60,10 @@ def failing_together(ranks: Ranks) -> Iterator[None]:
         raise
     except KalmanClipError as error:
         met = error
-    told = ranks.all_gather_text("" if met is None else json.dumps([type(met).__name__, str(met)]))
+    gathered = ranks.all_gather_text("" if met is None else json.dumps([type(met).__name__, str(met)]))
     if met is not None:
         raise met
-    for text in filter(None, told):
+    for text in filter(None, gathered):
         name, message = json.loads(text)
         raise getattr(errors, name, KalmanClipError)(message)
 
@@ -76,14 +76,8 @@ def shared_rows(
     A share is so many whole batches of a single process: its cache then serves any number of ranks, and rounding does
     not depend on it.
 
-    Args:
-        ranks: who shares.
-        count: N.
-        encode: positions, at least one, to columns (B, ...); nothing if they are too many to be kept by this rank.
-        device: where the columns are wanted.
-
-    Returns:
-        Nothing, on all ranks, if one of them could not keep the columns.
+    ``encode`` turns positions, at least one, into columns (B, ...), or into nothing if they are too many to be held by
+    this rank. Then nothing is returned on all ranks.
     """
     sizes = ranks.shares(count, features.ENCODE_BATCH)
     place = ranks.own_slice(sizes)
@@ -91,8 +85,8 @@ def shared_rows(
     with failing_together(ranks):
         if sizes[ranks.rank]:
             columns = encode(range(place.start, place.stop))
-    told = ranks.all_gather_text(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
-    forms = [json.loads(text) for text, size in zip(told, sizes, strict=True) if size]
+    gathered = ranks.all_gather_text(json.dumps([[str(c.dtype).removeprefix("torch."), *c.shape[1:]] for c in columns]))
+    forms = [json.loads(text) for text, size in zip(gathered, sizes, strict=True) if size]
     if not all(forms):
         return ()
     if not columns:  # a rank without images learns from the others what a row looks like

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder
@@ -92,7 +91,6 @@ class Joint(Classifier):
         return self.kalman.fitted or self.residuals.belief is not None
 
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore | Tensor:
-        super()._read(images, progress, from_prior)
         if from_prior or self.residuals.belief is None:
             return self.kalman._read(images, progress, from_prior)
         return shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
@@ -114,7 +112,7 @@ class Joint(Classifier):
                 if after_epoch is not None:
                     after_epoch(done)
 
-            steps = self.kalman.run_filter(material, images.labels, epochs, progress, after)
+            steps = self.kalman.run_filter(material.__getitem__, images.labels, epochs, progress, after)
             self._set_texts()
             crops = shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
             folds = self._refitted_folds(material, images, epochs, progress)
@@ -128,16 +126,16 @@ class Joint(Classifier):
         self, store: ActivationStore, images: LabelledImages, epochs: int, progress: Progress
     ) -> list[Fold]:
         """Return parts of the images with towers that have not seen them: the filter runs once more for each part."""
-        folds: list[Fold] = []
         labels, options = labels_of(images, self.backbone.device), self.config.residuals
-        for kept, held in held_out_parts(labels, options.folds):
+
+        def refit(kept: Tensor, held: Tensor) -> Fold:
             other = Kalman(self.backbone, self.config.kalman, self.ranks)
             other.set_classes(self.class_names, self.templates)
-            own = [images.labels[i] for i in kept.tolist()]
-            other.run_filter(store.subset(kept), own, epochs, progress)
+            other.run_filter(lambda i: store[kept[i]], labels[kept].tolist(), epochs, progress)
             crops = shared_crop_features(other.encoder, images.sources, options, progress, self.ranks)
-            folds.append(Fold(crops[kept], labels[kept], crops[held], labels[held], other.text_weights()))
-        return folds
+            return Fold(crops[kept], labels[kept], crops[held], labels[held], other.text_weights())
+
+        return [refit(kept, held) for kept, held in held_out_parts(labels, options.folds)]
 
     def _classes_changed(self, before: list[str]) -> None:
         k = self.kalman
@@ -176,14 +174,7 @@ class Joint(Classifier):
             return self.kalman.sampled(samples)
         image, text = self.kalman.sampled_towers(samples)
         generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        weights = list(self.residuals.sampled(text, generator))
-        scale, tower = self.backbone.logit_scale, self.encoder.image
-
-        def apply(activations: Activations) -> Tensor:
-            f = (functional_call(tower, parameters, activations) for parameters in image)
-            return torch.stack([scale * x @ W.mT for x, W in zip(f, weights, strict=True)])
-
-        return apply
+        return self.kalman.score_draws(image, list(self.residuals.sampled(text, generator)))
 
     def _scale_covariance(self, factor: float) -> None:
         self.kalman.covariance_scale *= factor

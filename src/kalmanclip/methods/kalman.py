@@ -14,8 +14,9 @@ from torch.func import functional_call
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.dual import averaged_prompts
-from kalmanclip.encoders.features import ActivationStore, ActivationSubset, Progress, activation_store
+from kalmanclip.encoders.features import ActivationStore, Progress, activation_store
 from kalmanclip.encoders.jvp import ClassifierTangents
+from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.filtering import (
     FilterConfig,
@@ -27,7 +28,7 @@ from kalmanclip.filtering import (
     make_belief,
     restore_belief,
 )
-from kalmanclip.methods.base import Needs
+from kalmanclip.methods.base import Needs, check_positive
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
 from kalmanclip.methods.distributed import require_shareable, shared_activations
 from kalmanclip.methods.stepper import SharedStepper, Stepper
@@ -90,10 +91,7 @@ class KalmanConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
         if not isinstance(self.low_rank, LowRankConfig):
             raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
-        for name in ("prior_std", "prior_variance"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        check_positive(prior_std=self.prior_std, prior_variance=self.prior_variance)
 
     @property
     def passes(self) -> int:
@@ -155,8 +153,6 @@ class Kalman(Classifier):
     def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore:
         if self.ranks is not None:
             require_shareable(self.config)
-        super()._read(images, progress, from_prior)
-        if self.ranks is not None:
             return shared_activations(self.encoder, images.sources, progress, self.ranks)
         return activation_store(self.encoder, images.sources, progress)
 
@@ -168,23 +164,41 @@ class Kalman(Classifier):
         progress: Progress,
         after_epoch: AfterEpoch | None,
     ) -> list[Step]:
-        return self.run_filter(material, images.labels, epochs, progress, after_epoch)
+        return self.run_filter(material.__getitem__, images.labels, epochs, progress, after_epoch)
 
     def run_filter(
         self,
-        store: ActivationStore | ActivationSubset,
+        pick: Callable[[Tensor], Activations],
         image_labels: list[int],
         epochs: int,
         progress: Progress,
         after_epoch: AfterEpoch | None = None,
     ) -> list[Step]:
-        """Filter activations of images with labels, pass by pass; ``after_epoch`` is not called after the last."""
+        """Filter images with labels, pass by pass; ``after_epoch`` is not called after the last.
+
+        ``pick`` turns positions (B,) into the activations of those images.
+        """
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         steps = epochs * math.ceil(len(labels) / self.config.batch_size)
         records: list[Step] = []
         take: Stepper | None = None
         for epoch in range(epochs):
-            take = self._pass(store, labels, records, steps, take, progress)
+            try:
+                # a fresh order for each pass, fixed by the seed and by the steps taken: resuming repeats it
+                taken = 0 if self.filter is None else self.filter.steps
+                for batch in pass_order(len(labels), self.config.seed, taken).split(self.config.batch_size):
+                    shown = pick(self._share(batch)), labels[batch]
+                    if self.filter is None:
+                        self.filter = self._prior(*shown)
+                    take = take or self._stepper(self.filter)
+                    records.append(take(*shown))
+                    self.history.append(records[-1])
+                    progress("filtering", len(records), steps)
+            except BaseException:
+                if self.ranks is not None and take is not None:
+                    self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
+                raise
+            take = take and take.end_pass()
             if all(r.skipped for r in records):  # before anybody saves a model that has learned nothing
                 raise NumericalError(
                     f"All {len(records)} steps were skipped; the first because {records[0].reason}. "
@@ -194,54 +208,25 @@ class Kalman(Classifier):
                 after_epoch(epoch + 1)
         return records
 
-    def _pass(
-        self,
-        store: ActivationStore | ActivationSubset,
-        labels: Tensor,
-        records: list[Step],
-        steps: int,
-        take: Stepper | None,
-        progress: Progress,
-    ) -> Stepper | None:
-        """Make one pass, adding to ``records``; return what takes the steps of the next one, if known."""
-        try:
-            for batch in self._order(len(labels)).split(self.config.batch_size):
-                shown = store[self._share(batch)], labels[batch]
-                if self.filter is None:
-                    self.filter = self._prior(*shown)
-                take = take or self._stepper(self.filter)
-                records.append(take(*shown))
-                self.history.append(records[-1])
-                progress("filtering", len(records), steps)
-        except BaseException:
-            if isinstance(take, SharedStepper):
-                self.filter = None  # a part of a belief is none, and the others' parts may be out of reach
-            raise
-        if not isinstance(take, SharedStepper):
-            return take
-        take.close()  # between passes the belief is whole: to be saved, or to predict with
-        return None
-
-    def _order(self, count: int) -> Tensor:
-        """Return a fresh order for each pass, fixed by the seed and by the steps taken (resuming repeats it)."""
-        taken = 0 if self.filter is None else self.filter.steps
-        return pass_order(count, self.config.seed, taken)
-
     def _share(self, batch: Tensor) -> Tensor:
         """Return this process's share of a batch (B,), or of its labels."""
         return batch if self.ranks is None else batch[self.ranks.own_slice(self.ranks.shares(len(batch)))]
 
     def _stepper(self, kalman: KalmanFilter) -> Stepper:
         likelihood = make_likelihood(self.config.observation, **self.config.observation_options)
-        if self.ranks is not None:
-            return SharedStepper(self.encoder, kalman, likelihood, self.texts, len(self.templates), self.ranks)
-        return Stepper(self.encoder, kalman, likelihood, self.texts, len(self.templates))
+        options = self.encoder, kalman, likelihood, self.texts, len(self.templates)
+        return Stepper(*options) if self.ranks is None else SharedStepper(self.ranks, *options)
 
     def _prior(self, images: Activations, labels: Tensor) -> KalmanFilter:
         """Return the filter before any step, ``Sigma_0`` from ``prior_std`` and the first batch's Jacobian."""
         variance = self.config.prior_variance
         if variance is None:
-            spread = self._spread(images, labels)
+            # mean diag(H H^T) of the similarities in the first batch
+            own, squares = self._share(labels), self.encoder.theta.new_zeros(())
+            if len(own):
+                seen = observe(self.encoder, make_likelihood("cosine"), images, own, self.texts, len(self.templates))
+                squares = seen.H.square().sum(dim=1).sum()
+            spread = float((squares if self.ranks is None else self.ranks.all_reduce(squares)) / len(labels))
             if not (math.isfinite(spread) and spread > 0):
                 raise NumericalError(
                     "The similarities of the first batch do not respond to the parameters "
@@ -254,16 +239,6 @@ class Kalman(Classifier):
                     "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
                 )
         return self.begin(variance)
-
-    def _spread(self, images: Activations, labels: Tensor) -> float:
-        """Return ``mean diag(H H^T)`` of the similarities in the first batch."""
-        likelihood, own = make_likelihood("cosine"), self._share(labels)
-        squares = self.encoder.theta.new_zeros(())
-        if len(own):
-            seen = observe(self.encoder, likelihood, images, own, self.texts, len(self.templates))
-            squares = seen.H.square().sum(dim=1).sum()
-        total = squares if self.ranks is None else self.ranks.all_reduce(squares)
-        return float(total / len(labels))
 
     def begin(self, variance: float) -> KalmanFilter:
         """Return the filter before it has seen anything, with that variance of each parameter."""
@@ -315,22 +290,26 @@ class Kalman(Classifier):
         thetas = encoder.theta + math.sqrt(self.covariance_scale) * self._draws(samples)
         image, text = [], []
         for theta in thetas:
-            named = encoder.named_views(theta)
-            image.append(_of_tower(named, "image."))
-            prompts = functional_call(encoder.text, _of_tower(named, "text."), self.texts)
+            image.append(named_views(encoder.image, theta[: encoder.n_image]))
+            prompts = functional_call(encoder.text, named_views(encoder.text, theta[encoder.n_image :]), self.texts)
             text.append(averaged_prompts(prompts, len(self.templates)))
         return image, text
 
-    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
-        """See `Classifier.sampled`."""
-        image, text = self.sampled_towers(samples)
+    def score_draws(
+        self, image: Sequence[dict[str, Tensor]], weights: Sequence[Tensor]
+    ) -> Callable[[Activations], Tensor]:
+        """Return what scores images by draws: parameters of the image tower, each with class weights (C, d)."""
         scale, tower = self.backbone.logit_scale, self.encoder.image
 
         def apply(activations: Activations) -> Tensor:
             f = (functional_call(tower, parameters, activations) for parameters in image)
-            return torch.stack([scale * x @ T.mT for x, T in zip(f, text, strict=True)])
+            return torch.stack([scale * x @ W.mT for x, W in zip(f, weights, strict=True)])
 
         return apply
+
+    def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
+        """See `Classifier.sampled`."""
+        return self.score_draws(*self.sampled_towers(samples))
 
     def _scale_covariance(self, factor: float) -> None:
         self.covariance_scale *= factor
@@ -364,7 +343,3 @@ class Kalman(Classifier):
         # the belief's mean *is* the model's parameters
         restored = restore_belief(self.config.belief, belief | {"mean": self.encoder.theta})
         self.filter = KalmanFilter(restored, ObservationNoise.from_state(self.config.noise, noise), self.config.filter)
-
-
-def _of_tower(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in named.items() if name.startswith(prefix)}

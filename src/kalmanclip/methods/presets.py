@@ -72,11 +72,7 @@ PRESETS: dict[str, MethodConfig] = {
 
 
 def preset(name: str) -> Any:
-    """Return the options of that name, a `MethodConfig`.
-
-    Raises:
-        ConfigError: there is no such preset; the message lists them.
-    """
+    """Return the options of that name, a `MethodConfig`."""
     if not isinstance(name, str) or name not in PRESETS:  # a file may hold anything
         raise ConfigError(f"Unknown preset {name!r}. There are: {', '.join(PRESETS)}.")
     return PRESETS[name]
@@ -94,9 +90,6 @@ def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
 
     The ``seed`` is that of both parts of a `JointConfig`. The options of a belief or of an observation go when another
     one is chosen.
-
-    Raises:
-        ConfigError: an option is unknown or refused.
     """
     if isinstance(config, JointConfig) and "seed" in changed:
         rest = {name: value for name, value in changed.items() if name != "seed"}

@@ -21,18 +21,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kalmanclip.encoders.crops import CropConfig
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.statistics import ClassStatistics, check_shapes
-from kalmanclip.prediction import TYPICAL_SCALE, LogitGaussian, fit_covariance_scale, log_likelihood
+from kalmanclip.prediction import (
+    TYPICAL_SCALE,
+    LogitGaussian,
+    fit_covariance_scale,
+    log_likelihood,
+    most_probable_scale,
+)
 
 TYPICAL_STD = 50**-0.5
 """The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
 
-_STEP = math.sqrt(2)  # of the search: a factor of two in the variance
-_SPREAD = 2.0  # steps, one standard deviation: a variance four times larger or smaller is no surprise
-_REACH = 12  # steps either way at most
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -58,10 +62,7 @@ class ClassResidualsConfig(CropConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("prior_std", "gain_std"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be positive and finite, not {value}.")
+        check_positive(prior_std=self.prior_std, gain_std=self.gain_std)
         if self.centre_weight == 0:
             raise ConfigError("centre_weight must lie in (0, 1]: images are predicted by their centre crops.")
         if not isinstance(self.folds, int) or self.folds < 2:
@@ -105,7 +106,8 @@ class ResidualBelief:
 
     Attributes:
         names: of the classes, in the order of `T`.
-        root: a square root of ``M`` (d, d); None before the first image.
+        T: text weights (C, d), from `set_classes` on.
+        root: a square root of ``M`` (d, d), from the first image on.
         belief: over ``D root^-1``; None before the first image.
         statistics: of the images learned; None before the first.
         held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
@@ -113,11 +115,12 @@ class ResidualBelief:
             `kalmanclip.prediction.temperature`.
     """
 
+    T: Tensor
+    root: Tensor
+
     def __init__(self, config: ClassResidualsConfig, scale: float) -> None:
         self.config, self.scale = config, scale
         self.names: list[str] = []
-        self.T: Tensor | None = None
-        self.root: Tensor | None = None
         self.belief: SoftmaxBelief | None = None
         self.statistics: ClassStatistics | None = None
         self.held_out_log_likelihood: dict[float, float] = {}
@@ -162,10 +165,16 @@ class ResidualBelief:
             folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
         """
         if self.belief is None:
-            folds = self._folds(crops, labels) if folds is None else folds
+            if folds is None:
+                parts = held_out_parts(labels, self.config.folds)
+                folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
             held_out = [_HeldOut(self, fold) for fold in folds]
             std = self.config.prior_std or self._choose(held_out, tell)
-            self.covariance_scale = self._fit_covariance_scale(held_out, std)
+            known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
+            if known:
+                self.covariance_scale = fit_covariance_scale(
+                    lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
+                )
             new = ClassStatistics.of(crops, labels, len(self.names))
             self.root = new.metric()
             self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
@@ -188,7 +197,7 @@ class ResidualBelief:
         total = sum(known[1:], start=known[0])
         if more is not None:
             total = total + ClassStatistics.of(*more, len(self.names))
-        guess = None if self.belief is None else self.belief.mean @ self._root.mT
+        guess = None if self.belief is None else self.belief.mean @ self.root.mT
         self.root = total.metric()
         prior = self._prior(strength)
         samples = [images.pseudo_images() for images in known]
@@ -210,17 +219,17 @@ class ResidualBelief:
         assert self.belief is not None
         f, labels, weights = images.pseudo_images()
         slope, gain_slope = softmax_gradient(
-            self.belief, f @ self._root, self._text(f), labels, weights, self.scale, self.config.alpha
+            self.belief, f @ self.root, self._text(f), labels, weights, self.scale, self.config.alpha
         )
         prior = self._prior(self.belief.strength)
         self.statistics = replace(
             images,
-            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self._root),
+            slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self.root),
             gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
         )
 
     def _prior(self, strength: float) -> SoftmaxBelief:
-        return SoftmaxBelief.prior(len(self.names), self._root, strength, self.config.gain_std)
+        return SoftmaxBelief.prior(len(self.names), self.root, strength, self.config.gain_std)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the belief as named tensors; empty before the first image."""
@@ -231,29 +240,19 @@ class ResidualBelief:
         numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale}
         return {
             **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
-            **{"root": self._root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
+            **{"root": self.root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
             **{"gain": b.gain, "gain_precision": b.gain_precision},
             **self.statistics.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Take over what `state_dict` gave, about the classes of these names.
-
-        Raises:
-            ConfigError: a tensor is missing or has another shape.
-        """
+        """Take over what `state_dict` gave, about the classes of these names."""
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
         check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
         self.names, self.root = list(names), state["root"]
-        self.belief = SoftmaxBelief(
-            state["mean"],
-            float(state["strength"]),
-            state["gram"],
-            state["curvature"],
-            state["gain"],
-            state["gain_precision"],
-        )
+        tensors = ("gram", "curvature", "gain", "gain_precision")
+        self.belief = SoftmaxBelief(state["mean"], float(state["strength"]), *(state[name] for name in tensors))
         self.statistics = ClassStatistics.from_state(state, C, d)
         self.covariance_scale = float(state["covariance_scale"])
 
@@ -261,31 +260,25 @@ class ResidualBelief:
         """Return logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
         if self.belief is None:
             return self._text(f)
-        return self.belief.logits(f @ self._root, self._text(f), self.scale)
+        return self.belief.logits(f @ self.root, self._text(f), self.scale)
 
     def variance(self, f: Tensor) -> Tensor:
         """Return the variance (N, C) of the logits under the belief."""
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
-        return self.belief.variance(f @ self._root, self._text(f), self.scale)
+        return self.belief.variance(f @ self.root, self._text(f), self.scale)
 
     def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield classifiers (C, d), as `weights` gives one, drawn from the belief with its covariance scaled.
-
-        Args:
-            texts: the text weights (C, d) of each draw.
-            generator: on the CPU.
-        """
+        """Yield classifiers drawn from the belief with its covariance scaled, one for each of the texts (C, d)."""
         if self.belief is None:
             raise ConfigError("There is no belief yet: call fit first.")
         for T in texts:
             gain, Z = self.belief.sample(self.covariance_scale, generator)
             centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
-            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self._root.mT
+            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self.root.mT
 
     def weights(self) -> Tensor:
         """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
-        assert self.T is not None
         if self.belief is None:
             return self.T
         return self.belief.gain * self.T + self.residuals()
@@ -293,15 +286,9 @@ class ResidualBelief:
     def residuals(self) -> Tensor:
         """Return ``D`` (C, d) at the mean of the belief."""
         assert self.belief is not None
-        return self.belief.mean @ self._root.mT
-
-    @property
-    def _root(self) -> Tensor:
-        assert self.root is not None
-        return self.root
+        return self.belief.mean @ self.root.mT
 
     def _text(self, f: Tensor) -> Tensor:
-        assert self.T is not None
         return self.scale * f @ self.T.mT
 
     def _solved(
@@ -314,44 +301,23 @@ class ResidualBelief:
         tolerance: float = 1e-5,
     ) -> SoftmaxBelief:
         """Return the posterior after features (N, d) with labels and weights (N,)."""
-        x, text = f @ self._root, self._text(f)
+        x, text = f @ self.root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
-
-    def _folds(self, crops: Tensor, labels: Tensor) -> list[Fold]:
-        """Return parts of the images, as encoders that have learned from none of them see them."""
-        assert self.T is not None
-        parts = held_out_parts(labels, self.config.folds)
-        return [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
 
     def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
         """Return the prior under which held-out images are most probable, itself less probable if unusual."""
         if not held_out:
             return TYPICAL_STD
-        scores: dict[int, float] = {}
+        count = sum(len(part.labels) for part in held_out)
 
-        def score(step: int) -> float:
-            if not -_REACH <= step <= _REACH:
-                return -math.inf
-            if step not in scores:
-                std = TYPICAL_STD * _STEP**step
-                total = sum(part.log_likelihood(std) for part in held_out)
-                self.held_out_log_likelihood[std] = total / sum(len(part.labels) for part in held_out)
-                scores[step] = total - (step / _SPREAD) ** 2 / 2
-                tell(len(scores), len(scores) + 1)
-            return scores[step]
+        def score(std: float) -> float:
+            total = sum(part.log_likelihood(std) for part in held_out)
+            self.held_out_log_likelihood[std] = total / count
+            tell(len(self.held_out_log_likelihood), len(self.held_out_log_likelihood) + 1)
+            return total
 
-        best = 0  # the score has one maximum: climb
-        for direction in (-1, 1):
-            while score(best + direction) > score(best):
-                best += direction
-        return TYPICAL_STD * _STEP**best
-
-    def _fit_covariance_scale(self, held_out: Sequence[_HeldOut], std: float) -> float:
-        """Return the scale under which held-out images are most probable, by the crop that predictions use."""
-        if not held_out:
-            return TYPICAL_SCALE
-        known = [(part.logits(std), part.labels) for part in held_out]
-        return fit_covariance_scale(lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known))
+        # a variance four times larger or smaller, two steps, is no surprise
+        return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
 
 
 class _HeldOut:

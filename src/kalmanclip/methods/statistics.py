@@ -66,12 +66,7 @@ class ClassStatistics:
         means = total / count.clamp_min(1).unsqueeze(1)
         around = (f - means[labels].unsqueeze(1)).flatten(0, 1)
         within = check_finite(around.mT @ around / f.shape[1], "the scatter of the features")
-        return replace(
-            made,
-            count=count.to(crops),
-            total=total.to(crops),
-            within=within.to(crops),
-        )
+        return replace(made, count=count.to(crops), total=total.to(crops), within=within.to(crops))
 
     def select(self, rows: Sequence[int | None]) -> ClassStatistics:
         """Return those of other classes: row c is old class ``rows[c]``, or one without images if None.
@@ -82,14 +77,9 @@ class ClassStatistics:
         known = torch.tensor([row is not None for row in rows], device=self.count.device)
         column = known.unsqueeze(1)
         count = self.count[old] * known
-        kept = count.sum() / self.count.sum().clamp_min(1)
-        return ClassStatistics(
-            count,
-            self.total[old] * column,
-            self.within * kept,
-            self.slope[old] * column,
-            self.gain_slope * kept,
-        )
+        share = count.sum() / self.count.sum().clamp_min(1)
+        total, slope = self.total[old] * column, self.slope[old] * column
+        return ClassStatistics(count, total, self.within * share, slope, self.gain_slope * share)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
         """Return those of both sets of images, which are of the same classes."""
@@ -141,11 +131,7 @@ class ClassStatistics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], classes: int, d: int) -> ClassStatistics:
-        """Return what `state_dict` gave.
-
-        Raises:
-            ConfigError: a tensor is missing or has another shape.
-        """
+        """Return what `state_dict` gave, about so many classes and features of size d."""
         shapes = {"count": (classes,), "total": (classes, d), "slope": (classes, d), "gain_slope": (), "within": (d, d)}
         check_shapes(state, shapes)
         return cls(**{name: state[name] for name in shapes})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class Stepper:
         self._capture = capture and likelihood.fixed and CapturedStep.possible(kalman)
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
-        """One step on activations of B images with labels (B,), best on the CPU."""
+        """Take one step on activations of B images with labels (B,), best on the CPU."""
         if self._capture and len(labels) == self._size:
             step = self._replayed(images, labels)
             if step is not None:
@@ -51,8 +52,12 @@ class Stepper:
         seen = self._compared(labels)
         return self.kalman.step(lambda mean: self._observe(images, seen))
 
+    def end_pass(self) -> Stepper | None:
+        """Return what takes the steps of the next pass; None: another one must be made."""
+        return self
+
     def _replayed(self, images: Activations, labels: Tensor) -> Step | None:
-        """The step by a graph; None where there cannot be one."""
+        """Take the step by a graph; None where there cannot be one."""
         device = self.encoder.theta.device
         inputs = (*images, *(t for t in self._compared(labels, fill=True).to(device) if t is not None))
         if self._captured is None or not self._captured.current:
@@ -73,7 +78,7 @@ class Stepper:
         return observe(self.encoder, self.likelihood, images, seen, self.texts, self.templates)
 
     def _observe_inputs(self, mean: Tensor, *inputs: Tensor) -> Observation:
-        """The same of one flat tuple: the images' activations, then what they are compared with."""
+        """Observe one flat tuple: the images' activations, then what they are compared with."""
         count = len(inputs) - (3 if self.likelihood.of_batch else 2)
         return self._observe(inputs[:count], Compared(*inputs[count:]))
 
@@ -81,36 +86,31 @@ class Stepper:
 class SharedStepper(Stepper):
     """A `Stepper` on all ranks together; between passes the belief is whole again.
 
-    The filter's belief, which every rank has, is shared out here, and `close` makes it whole.
+    The filter's belief, which every rank has, is shared out here, and `end_pass` makes it whole.
+
+    Args:
+        ranks: who steps together.
+        stepper: the arguments of a `Stepper`.
     """
 
-    def __init__(
-        self,
-        encoder: DualEncoder,
-        kalman: KalmanFilter,
-        likelihood: Likelihood,
-        texts: Activations,
-        templates: int,
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(encoder, kalman, likelihood, texts, templates, capture=False)
-        self.ranks = ranks
-        self.belief = shard(kalman.belief, ranks)
-        kalman.belief = self.belief
+    def __init__(self, ranks: Ranks, *stepper: Any) -> None:
+        super().__init__(*stepper)
+        self.ranks, self._capture = ranks, False
+        self.belief = self.kalman.belief = shard(self.kalman.belief, ranks)
 
     def __call__(self, images: Activations, labels: Tensor) -> Step:
-        """One step on activations of this rank's images, and the labels (B,) of the whole batch."""
+        """Take one step on activations of this rank's images, and the labels (B,) of the whole batch."""
         shares = self.ranks.shares(len(labels))
         seen = self._share(labels, self.ranks.own_slice(shares))
         return self.kalman.step(self.belief.observe_distributed(lambda mean: self._observe(images, seen), shares))
 
     def _share(self, labels: Tensor, mine: slice) -> Compared:
-        """What a share of a batch is compared with: the texts of the whole batch."""
+        """Return what a share of a batch is compared with: the texts of the whole batch."""
         if self.likelihood.paired:  # each image has a text of its own
             return self._compared(labels[mine])
         seen = self._compared(labels)
         return seen._replace(column=seen.column[mine])
 
-    def close(self) -> None:
-        """Makes the belief whole on every rank: to be saved, or to predict with."""
+    def end_pass(self) -> None:
+        """Make the belief whole on every rank: to be saved, or to predict with."""
         self.kalman.belief = self.belief.gather()

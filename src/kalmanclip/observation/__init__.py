@@ -1,4 +1,4 @@
-"""How a batch becomes ``(y, y_hat, H)``: one file per observation, all behind one contract (`Likelihood`).
+"""How a batch becomes ``(y, y_hat, H)``: observations behind one contract (`Likelihood`).
 
 | name | output per image | target | negatives |
 | --- | --- | --- | --- |
@@ -15,14 +15,10 @@
 from typing import Any
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.observation.bounded import BoundedCategorical
-from kalmanclip.observation.categorical import Categorical
-from kalmanclip.observation.cosine import Cosine
+from kalmanclip.observation.categorical import BoundedCategorical, Categorical
 from kalmanclip.observation.likelihood import Likelihood, Terms
-from kalmanclip.observation.log_likelihood import LogLikelihood
-from kalmanclip.observation.matched import Classes, Contrastive
+from kalmanclip.observation.matched import Classes, Contrastive, Cosine, LogLikelihood, Pairwise
 from kalmanclip.observation.observe import observe
-from kalmanclip.observation.pairwise import Pairwise
 from kalmanclip.observation.symmetric import Symmetric
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -38,7 +34,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def make_likelihood(name: str, **options: Any) -> Likelihood:
-    """The observation of that name, with its options: ``top`` of ``bounded``, ``distinct`` of ``symmetric``."""
+    """Return the observation of that name, with its options: ``top`` of ``bounded``, ``distinct`` of ``symmetric``."""
     if name not in LIKELIHOODS:
         raise ConfigError(f"Unknown observation {name!r}. Choose one of: {', '.join(LIKELIHOODS)}.")
     try:

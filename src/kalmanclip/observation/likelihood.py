@@ -49,12 +49,12 @@ class Likelihood(ABC):
     has_covariance = False
 
     def texts(self, labels: Tensor, classes: int) -> Tensor:
-        """Which class prompts a batch with these labels (B,) needs: indices (C',)."""
+        """Return which class prompts a batch with these labels (B,) needs: indices (C',)."""
         return torch.arange(classes, device=labels.device)
 
     @abstractmethod
     def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:
-        """Targets, outputs and derivatives.
+        """Return targets, outputs and derivatives.
 
         Args:
             S: cosine similarities (B, C').
@@ -64,6 +64,6 @@ class Likelihood(ABC):
 
 
 def softmax_rows(S: Tensor, column: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Class probabilities (B, C), one-hot targets (B, C), and each image's own probability (B, 1)."""
+    """Return class probabilities (B, C), one-hot targets (B, C), and each image's own probability (B, 1)."""
     p = torch.softmax(scale * S, dim=-1)
     return p, torch.nn.functional.one_hot(column, S.shape[1]).to(S), p.gather(1, column.unsqueeze(1))

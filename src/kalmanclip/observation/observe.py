@@ -27,16 +27,16 @@ class Compared(NamedTuple):
     present: Tensor | None = None
 
     def to(self, device: torch.device) -> Compared:
-        """The same on another device."""
+        """Return the same on another device."""
         return Compared(*(None if t is None else t.to(device, non_blocking=True) for t in self))  # type: ignore[arg-type]
 
 
 def compared(likelihood: Likelihood, labels: Tensor, classes: int, templates: int = 1, fill: bool = False) -> Compared:
-    """The texts that a batch needs.
+    """Return the texts that a batch needs.
 
     Args:
         likelihood: what is observed.
-        labels: of the batch (B,). What is needed may depend on their values: labels on the CPU cost no waiting.
+        labels: (B,). What is needed may depend on their values: labels on the CPU cost no waiting.
         classes: C.
         templates: prompts per class.
         fill: fill up the texts to the number that batches of this size need at most.
@@ -60,7 +60,7 @@ def observe(
     texts: Activations,
     templates: int = 1,
 ) -> Observation:
-    """What the filter sees of one batch at the encoder's current parameters.
+    """Return what the filter sees of one batch at the encoder's current parameters.
 
     Args:
         encoder: the model; its ``theta`` is the point of linearisation.

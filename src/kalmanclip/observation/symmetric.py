@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.observation.likelihood import Likelihood, Terms
+from kalmanclip.observation.matched import Contrastive
 
 
 class Symmetric(Likelihood):
@@ -25,18 +26,15 @@ class Symmetric(Likelihood):
 
     of_batch = True
     by_row = False
+    texts = Contrastive.texts
 
     def __init__(self, distinct: bool = False) -> None:
         if not isinstance(distinct, bool):
             raise ConfigError(f"distinct must be True or False, not {distinct!r}.")
         self.distinct = distinct
 
-    def texts(self, labels: Tensor, classes: int) -> Tensor:
-        """The distinct classes of the batch."""
-        return labels.unique()
-
     def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:
-        """Two probabilities per image: ``d p_i / d L_ij = p_i (1[i = j] - p_ij)`` along its row, or its column."""
+        """Return two probabilities each: ``d p_i / d L_ij = p_i (1[i = j] - p_ij)`` along its row, or its column."""
         B, C = S.shape
         L = scale * S[:, column]  # (B, B): image i, text of pair j; texts that only fill up a shape are left out
         rows = columns = L

@@ -2,9 +2,17 @@
 
 from kalmanclip.prediction.conformal import Calibration
 from kalmanclip.prediction.ood import FALSE_ALARMS, OODDetector
-from kalmanclip.prediction.prediction import Neighbors, Prediction
-from kalmanclip.prediction.predictive import SAMPLES, Averaged, LogitGaussian, averaged, expected_softmax, mean_field
-from kalmanclip.prediction.temperature import TYPICAL_SCALE, fit_covariance_scale, log_likelihood
+from kalmanclip.prediction.predictive import (
+    SAMPLES,
+    Averaged,
+    LogitGaussian,
+    Neighbors,
+    Prediction,
+    averaged,
+    expected_softmax,
+    mean_field,
+)
+from kalmanclip.prediction.temperature import TYPICAL_SCALE, fit_covariance_scale, log_likelihood, most_probable_scale
 
 __all__ = [
     "FALSE_ALARMS",
@@ -21,4 +29,5 @@ __all__ = [
     "fit_covariance_scale",
     "log_likelihood",
     "mean_field",
+    "most_probable_scale",
 ]

@@ -55,11 +55,7 @@ def nonconformity(probabilities: ArrayLike, kind: str = "lac", noise: ArrayLike 
 
 
 def images_needed(coverage: float) -> int:
-    """Return the smallest number of calibration images that a coverage can be promised with.
-
-    Raises:
-        ConfigError: the coverage does not lie between 0 and 1.
-    """
+    """Return the smallest number of calibration images that a coverage can be promised with."""
     _check(coverage)
     n = max(1, math.floor(coverage / (1 - coverage)))
     while _rank(n, coverage) > n:
@@ -70,12 +66,8 @@ def images_needed(coverage: float) -> int:
 def quantile(calibration: ArrayLike, coverage: float) -> float:
     """Return the score up to which classes are in the set: the ``ceil((n + 1) coverage)``-th smallest of n.
 
-    Args:
-        calibration: nonconformity scores (n,) of the true classes of calibration images.
-        coverage: between 0 and 1.
-
-    Raises:
-        ConfigError: there are too few images for this coverage.
+    The scores (n,) are those of the true classes of calibration images. If they are too few for this coverage, it is a
+    `ConfigError`.
     """
     _check(coverage)
     scores = np.sort(np.asarray(calibration, dtype=np.float64))
@@ -121,9 +113,6 @@ class Calibration:
             coverage: the probability with which a set holds the true class, between 0 and 1.
             by_class: promise it for each class by itself. Needs as many calibration images *of every class* as
                 the promise for all together needs in total.
-
-        Raises:
-            ConfigError: there are too few calibration images.
         """
         p = np.asarray(probabilities, dtype=np.float64)
         if by_class:

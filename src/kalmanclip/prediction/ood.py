@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.prediction.prediction import Neighbors
+from kalmanclip.prediction.predictive import Neighbors
 
 SHRINKAGE = 3.0
 """So many images' worth of the overall mean is in the mean of a class. Chosen on training images."""

@@ -19,10 +19,6 @@ from kalmanclip.prediction.predictive import LogitGaussian, expected_softmax
 TYPICAL_SCALE = 0.03
 """The centre of the search, and the value where no image can be spared: chosen on training images outside the shots."""
 
-_STEP = 2.0  # of the search, a factor
-_SPREAD = 1.0  # steps, one standard deviation of the prior
-_REACH = 7  # steps either way at most
-
 
 def log_likelihood(logits: LogitGaussian, labels: Tensor) -> float:
     """Return the sum of the log-probabilities of the labels (N,), in nats."""
@@ -37,17 +33,32 @@ def fit_covariance_scale(score: Callable[[float], float], around: float = TYPICA
         score: the log-likelihood, in nats, of all held-out images for a given ``s``; it has one maximum.
         around: the mode of the prior over ``s``.
     """
+    return most_probable_scale(score, around, factor=2.0, spread=1.0, reach=7)
+
+
+def most_probable_scale(
+    score: Callable[[float], float], around: float, factor: float, spread: float, reach: int
+) -> float:
+    """Return the value ``around * factor**step`` of largest posterior probability, by hill climbing.
+
+    Args:
+        score: the log-likelihood of a value; it has one maximum.
+        around: the mode of the log-normal prior.
+        factor: between neighbouring values.
+        spread: the prior's standard deviation, in steps.
+        reach: steps either way at most.
+    """
     known: dict[int, float] = {}
 
     def posterior(step: int) -> float:
-        if abs(step) > _REACH:
+        if abs(step) > reach:
             return -math.inf
         if step not in known:
-            known[step] = score(around * _STEP**step) - (step / _SPREAD) ** 2 / 2
+            known[step] = score(around * factor**step) - (step / spread) ** 2 / 2
         return known[step]
 
     best = 0
     for direction in (-1, 1):
         while posterior(best + direction) > posterior(best):
             best += direction
-    return around * _STEP**best
+    return around * factor**best

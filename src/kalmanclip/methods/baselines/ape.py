@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, kernel, search_grid
 from kalmanclip.methods.baselines.tip_adapter import TipAdapterF, TipAdapterFConfig
-from kalmanclip.methods.baselines.training import Recipe, check_positive
+from kalmanclip.methods.baselines.training import Recipe
 
 EPSILON = 1e-6
 """Keeps the divergence of a label from a prediction finite, as published."""
@@ -84,19 +85,16 @@ class APE(FeatureMethod):
     D: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Fills the cache; ``alpha``, ``beta`` and ``gamma`` are searched on the validation images only."""
+        """Fill the cache; ``alpha``, ``beta`` and ``gamma`` are searched on the validation images only."""
         c = self.config
-        labels = self.labels(task)
-        self.fill(unit(self.crops(task, c, progress).mean(dim=1)), labels)
+        self.fill(unit(self.crops(task, c, progress).mean(dim=1)), self.labels(task))
         self.alpha, self.beta, self.gamma = c.alpha, c.beta, c.gamma
         held_out = self.validation(task, progress)
         if held_out is not None:
-            f, y = held_out
-            self.search(f, y)
+            self.search(*held_out)
 
     def fill(self, keys: Tensor, labels: Tensor) -> None:
-        """Chooses the channels, and sets keys, values and divergences from features (N, d) and labels (N,)."""
-        assert self.T is not None
+        """Choose the channels, and set keys, values and divergences from features (N, d) and labels (N,)."""
         c = self.config
         criterion = channel_criterion(self.T, keys, labels, c.similarity_weight, c.variance_weight)
         self.chosen = criterion.topk(max(1, int(c.channels * self.T.shape[1]))).indices
@@ -106,7 +104,7 @@ class APE(FeatureMethod):
         self.D = ((1 + EPSILON) / (p[torch.arange(len(labels)), labels] + EPSILON)).log2()
 
     def search(self, f: Tensor, labels: Tensor) -> None:
-        """Sets ``alpha``, ``beta`` and ``gamma`` to the first best triple of the grid, beta slowest, gamma fastest."""
+        """Set ``alpha``, ``beta`` and ``gamma`` to the first best triple of the grid, beta slowest, gamma fastest."""
         scale, steps = self.config.search_scale, self.config.search_steps
         betas, alphas = map(search_grid, scale[:2], steps[:2])
         gammas = [i * scale[2] / steps[2] for i in range(steps[2])]
@@ -123,11 +121,11 @@ class APE(FeatureMethod):
                     self.alpha, self.beta, self.gamma = alpha, beta, gammas[right.index(most)]
 
     def affinity(self, f: Tensor) -> Tensor:
-        """``f' K'^T`` (B, N) of features (B, d)."""
+        """Return ``f' K'^T`` (B, N) of features (B, d)."""
         return unit(f[:, self.chosen]) @ self.K.mT
 
     def weighed(self, gamma: float) -> Tensor:
-        """``diag(exp(gamma D)) V`` (N, C)."""
+        """Return ``diag(exp(gamma D)) V`` (N, C)."""
         return (gamma * self.D).exp().unsqueeze(1) * self.V
 
     def score(self, f: Tensor) -> Tensor:
@@ -137,7 +135,7 @@ class APE(FeatureMethod):
 
 
 def channel_criterion(T: Tensor, f: Tensor, labels: Tensor, similarity_weight: float, variance_weight: float) -> Tensor:
-    """The criterion (d,) of each channel: large where the classes are unlike each other and their text weights vary.
+    """Return a criterion (d,) of channels: large where classes are unlike each other and their text weights vary.
 
     The similarity of channel k is the mean of ``x_k z_k`` over all pairs ``x``, ``z`` of different classes, out of the
     text weights (C, d) and the features (N, d) with their labels (N,) together.
@@ -199,8 +197,7 @@ class APET(TipAdapterF):
         return Recipe(lr=self.config.lr, eps=self.config.eps, weight_decay=0.1, batch_size=self.config.batch_size)
 
     def trainable(self) -> list[Tensor]:
-        """Residues of zero and weights of one: training starts at Tip-Adapter."""
-        assert self.T is not None
+        """Return residues of zero and weights of one: training starts at Tip-Adapter."""
         c = self.config
         count = max(1, round(c.channels * self.T.shape[1]))
         # of the texts alone
@@ -212,6 +209,6 @@ class APET(TipAdapterF):
         return [self.r, self.v]
 
     def parts(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (B, d) to text logits (B, C), affinities to the keys (B, N), and the values (N, C), all refined."""
+        """Return, all refined, text logits (B, C) and affinities (B, N) of features (B, d), and the values (N, C)."""
         shift = f[:, self.chosen] @ self.r.mT  # (B, C): what the residue of each class adds to a product with f
         return self.zero_shot(f) + self.scale * shift, f @ self.K.mT + shift @ self.V.mT, self.v * self.V

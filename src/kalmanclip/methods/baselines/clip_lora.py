@@ -17,38 +17,23 @@ from kalmanclip.encoders.features import Progress, activation_store, fresh_crops
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Needs
 from kalmanclip.methods.baselines.base import FeatureMethod
-from kalmanclip.methods.baselines.training import Recipe, check_optimizer, check_positive, choose_recipe, train
+from kalmanclip.methods.baselines.training import IterationConfig, train
 
 
 @dataclass(frozen=True)
-class CLIPLoRAConfig:
-    """Options of CLIP-LoRA.
+class CLIPLoRAConfig(IterationConfig):
+    """Options of CLIP-LoRA, and of its training (`IterationConfig`): published with AdamW 2e-4.
 
     Attributes:
         low_rank: where the parameters sit; its ``scale`` is alpha / sqrt(rank) with alpha 1, as in the published code.
         dropout: of the input of each low-rank map, while training.
-        iterations: steps per shot.
-        most_iterations: steps at most, however many shots; None: no limit, as published.
-        batch_size: images per step.
-        augment: random crops and flips, fresh in every epoch; otherwise centre crops, whose frozen part is kept.
-        crop_scale: of the random crops.
-        optimizer: 'published' (AdamW 2e-4, weight decay 1e-2, cosine to 1e-6) or 'paper'.
     """
 
     low_rank: LowRankConfig = field(default_factory=lambda: LowRankConfig(placement="towers", rank=2, scale=0.5**0.5))
     dropout: float = 0.25
-    iterations: int = 500
-    most_iterations: int | None = None
-    batch_size: int = 32
-    augment: bool = True
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    optimizer: str = "published"
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
-        check_positive(
-            iterations=self.iterations, most_iterations=self.most_iterations or 1, batch_size=self.batch_size
-        )
+        super().__post_init__()
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), not {self.dropout}.")
 
@@ -70,31 +55,24 @@ class CLIPLoRA(FeatureMethod):
         """Train on ``task.train``; the last step's parameters stand, nothing is chosen."""
         y, c, templates = self.labels(task), self.config, len(task.templates)
         self.encoder = self._make_encoder()
-        self._start(task.seed)
+        generator = torch.Generator().manual_seed(task.seed)
+        with torch.no_grad():  # A uniform within one over the square root of its inputs; B stays zero
+            for layer in self.encoder.layers():
+                layer.A.copy_((2 * torch.rand(layer.A.shape, generator=generator) - 1) / math.sqrt(layer.A.shape[1]))
         texts = self.encoder.text.prefix(self.encoder.tokenize([p for group in task.prompts for p in group]))
         activations = self._activations(task, progress)
-        published = Recipe(lr=2e-4, weight_decay=1e-2, final_lr=1e-6, batch_size=c.batch_size)
 
         def loss(i: Tensor, epoch: int) -> Tensor:
             return F.cross_entropy(self.scale * self.encoder(activations(i, epoch), texts, templates), y[i])
 
-        steps = c.iterations * max(task.train.counts())
-        steps = min(steps, c.most_iterations or steps)
+        steps = c.steps(max(task.train.counts()))
         self._set_dropout(self._dropout(task.seed))
         try:
-            recipe = choose_recipe(c.optimizer, published)
-            train(list(self.encoder.parameters()), recipe, len(y), steps, loss, task.seed, progress)
+            train(list(self.encoder.parameters()), c.recipe(lr=2e-4), len(y), steps, loss, task.seed, progress)
         finally:
             self._set_dropout(None)
         with torch.no_grad():
             self.T = self.encoder.encode_texts(texts, templates)
-
-    def _start(self, seed: int) -> None:
-        """Draw ``A`` uniformly within one over the square root of its inputs; ``B`` stays zero."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for layer in self.encoder.layers():
-                layer.A.copy_((2 * torch.rand(layer.A.shape, generator=generator) - 1) / math.sqrt(layer.A.shape[1]))
 
     def _dropout(self, seed: int) -> Callable[[Tensor], Tensor] | None:
         """Drop entries of a low-rank map's input, others in every call."""

@@ -22,34 +22,14 @@ from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, plain_blocks, 
 from kalmanclip.errors import ModelError
 from kalmanclip.methods.base import Needs
 from kalmanclip.methods.baselines.base import FeatureMethod
-from kalmanclip.methods.baselines.training import Recipe, check_optimizer, check_positive, choose_recipe, train
+from kalmanclip.methods.baselines.training import IterationConfig, train
 
 
 @dataclass(frozen=True)
-class CLIPSVDConfig:
-    """Options of CLIP-SVD.
-
-    Attributes:
-        iterations: steps per shot.
-        most_iterations: steps at most, however many shots; None: no limit, as published.
-        batch_size: images per step.
-        augment: random crops and flips, fresh in every epoch; otherwise centre crops.
-        crop_scale: of the random crops.
-        optimizer: 'published' (AdamW 5e-4, weight decay 1e-2, cosine to 1e-6) or 'paper'.
-    """
+class CLIPSVDConfig(IterationConfig):
+    """Options of the training of CLIP-SVD (`IterationConfig`): published with AdamW 5e-4."""
 
     iterations: int = 200
-    most_iterations: int | None = None
-    batch_size: int = 32
-    augment: bool = True
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    optimizer: str = "published"
-
-    def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
-        check_positive(
-            iterations=self.iterations, most_iterations=self.most_iterations or 1, batch_size=self.batch_size
-        )
 
 
 class SingularValues(nn.Module):
@@ -68,19 +48,16 @@ class SingularValues(nn.Module):
         self.s0, self.s = s, nn.Parameter(s.clone())
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight with its singular values changed."""
+        """Return the weight with its singular values changed."""
         change = (self.U * (self.s - self.s0).unsqueeze(-2)) @ self.V
         return weight + change.flatten(0, 1).to(weight.dtype)
 
 
 def expose_singular_values(model: Any) -> list[SingularValues]:
-    """Makes q, k, v, the output and both MLP matrices of every block depend on their singular values, in place.
-
-    Args:
-        model: an open_clip model with a vision transformer and a text transformer.
+    """Make q, k, v, the output and both MLP matrices of every block depend on their singular values, in place.
 
     Raises:
-        ModelError: it is another one.
+        ModelError: the model has not two towers of standard transformer blocks.
     """
     exposed = []
     for attention_or_mlp, name, parts in _matrices(model):
@@ -91,13 +68,13 @@ def expose_singular_values(model: Any) -> list[SingularValues]:
 
 
 def fix_singular_values(model: Any) -> None:
-    """Makes them plain weights again, with the values that they have."""
+    """Make them plain weights again, with the values that they have."""
     for module, name, _ in _matrices(model):
         parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
 def _matrices(model: Any) -> Iterator[tuple[nn.Module, str, int]]:
-    """Every weight whose singular values are trained: its module, its name, how many matrices it holds."""
+    """Yield every weight whose singular values are trained: its module, its name, how many matrices it holds."""
     text = TextEncoder(model)
     stacks = [model.visual.transformer.resblocks] if isinstance(model.visual, VisionTransformer) else []
     stacks += [text.blocks] if text.plain else []
@@ -129,17 +106,14 @@ class CLIPSVD(FeatureMethod):
         y, c = self.labels(task), self.config
         model = copy.deepcopy(self.backbone.model)
         exposed = expose_singular_values(model)
-        published = Recipe(lr=5e-4, weight_decay=1e-2, final_lr=1e-6, batch_size=c.batch_size)
         similarities = Similarities(self.backbone, model, task)
         images = fresh_crops(self.backbone, task.train.sources, c.crop_scale if c.augment else None, task.seed)
-        steps = c.iterations * max(task.train.counts())
-        steps = min(steps, c.most_iterations or steps)
 
         def loss(i: Tensor, epoch: int) -> Tensor:
             return F.cross_entropy(self.scale * similarities(images(i, epoch)), y[i])
 
-        recipe = choose_recipe(c.optimizer, published)
-        train([values.s for values in exposed], recipe, len(y), steps, loss, task.seed, progress)
+        parameters, steps = [values.s for values in exposed], c.steps(max(task.train.counts()))
+        train(parameters, c.recipe(lr=5e-4), len(y), steps, loss, task.seed, progress)
         fix_singular_values(model.requires_grad_(False))
         # no cache: nobody else has these weights
         tuned = dataclasses.replace(self.backbone, model=model, cache=None, loaded_hash=None)
@@ -161,6 +135,6 @@ class Similarities:
         self.tokens = backbone.tokenizer([p for group in task.prompts for p in group]).to(backbone.device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Preprocessed images (B, 3, h, w) to similarities (B, C)."""
+        """Return, of preprocessed images (B, 3, h, w), similarities (B, C)."""
         T = averaged_prompts(unit(self.text(self.tokens)), self.templates)
         return unit(self.image(images)) @ T.mT

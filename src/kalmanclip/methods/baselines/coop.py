@@ -12,48 +12,29 @@ from torch import Tensor
 
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Backbone
-from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.features import Progress
 from kalmanclip.encoders.towers import TextEncoder, reading, unit
 from kalmanclip.errors import ConfigError, ModelError
-from kalmanclip.methods.base import Needs
+from kalmanclip.methods.base import Needs, check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod
-from kalmanclip.methods.baselines.training import (
-    check_optimizer,
-    check_positive,
-    choose_recipe,
-    coop_epochs,
-    coop_recipe,
-    steps_of,
-    train,
-)
+from kalmanclip.methods.baselines.training import CoOpTrainingConfig, coop_epochs
 
 
 @dataclass(frozen=True)
-class CoOpConfig:
-    """Options of CoOp.
+class CoOpConfig(CoOpTrainingConfig):
+    """Options of CoOp, and of its training (`CoOpTrainingConfig`).
 
     Attributes:
         context: M, the number of learned vectors, shared by all classes; the class name comes after them.
         init_std: they start as N(0, init_std^2).
-        epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond (ImageNet, published with 50, sets its own).
-        batch_size: images per step.
-        crops: of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
-            and taken in turn; 0: centre crops.
-        crop_scale: of the random crops.
-        optimizer: 'published' (SGD 0.002, momentum 0.9, weight decay 5e-4, cosine, one epoch at 1e-5) or 'paper'.
     """
 
     context: int = 16
     init_std: float = 0.02
-    epochs: int | None = None
-    batch_size: int = 32
-    crops: int | None = None
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    optimizer: str = "published"
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
-        check_positive(batch_size=self.batch_size, epochs=self.epochs or 1, init_std=self.init_std)
+        super().__post_init__()
+        check_positive(init_std=self.init_std)
         if self.context < 1:
             raise ConfigError(f"context must be at least 1, not {self.context}.")
 
@@ -62,12 +43,9 @@ class Prompts:
     """Prompts "[context] class name." whose M context words are vectors.
 
     Args:
-        backbone: the frozen CLIP.
+        backbone: the frozen CLIP, whose text tower is a plain stack of transformer blocks.
         class_names: C names.
         context: M.
-
-    Raises:
-        ModelError: the text tower is not a plain stack of transformer blocks.
     """
 
     def __init__(self, backbone: Backbone, class_names: Sequence[str], context: int) -> None:
@@ -90,7 +68,7 @@ class Prompts:
         return self._x.shape[-1]
 
     def __call__(self, context: Tensor) -> Tensor:
-        """Context vectors (M, width) to unit-length class weights (C, d)."""
+        """Return context vectors (M, width) as unit-length class weights (C, d)."""
         M, x = self.context, self._x
         words = context.to(x) + self.text.owner.positional_embedding[1 : 1 + M]
         x = torch.cat([x[:, :1], words.expand(len(x), -1, -1), x[:, 1 + M :]], dim=1)
@@ -114,22 +92,18 @@ class CoOp(FeatureMethod):
     W: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Trains the context; the last step's stands, nothing is chosen. The task's templates are not used."""
-        y = self.labels(task)
-        prompts = Prompts(self.backbone, task.class_names, self.config.context)
-        generator = torch.Generator().manual_seed(task.seed)
-        start = self.config.init_std * torch.randn(self.config.context, prompts.width, generator=generator)
-        self.context = start.to(y.device).requires_grad_()
+        """Train the context; the last step's stands, nothing is chosen. The task's templates are not used."""
         c = self.config
-        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.crops, task.seed, progress)
-        recipe = choose_recipe(self.config.optimizer, coop_recipe(self.config.batch_size))
-        epochs = self.config.epochs or coop_epochs(max(task.train.counts()))
+        prompts = Prompts(self.backbone, task.class_names, c.context)
+        generator = torch.Generator().manual_seed(task.seed)
+        start = c.init_std * torch.randn(c.context, prompts.width, generator=generator)
+        self.context = start.to(self.backbone.device).requires_grad_()
+        epochs = c.epochs or coop_epochs(max(task.train.counts()))
 
-        def loss(i: Tensor, epoch: int) -> Tensor:
-            return F.cross_entropy(self.scale * features(epoch)[i] @ prompts(self.context).mT, y[i])
+        def loss(f: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.scale * f @ prompts(self.context).mT, y)
 
-        steps = steps_of(len(y), recipe.batch_size, epochs)
-        train([self.context], recipe, len(y), steps, loss, task.seed, progress)
+        self.train_on_crops(task, c.crops, c.recipe(), epochs, [self.context], loss, progress)
         self.context.requires_grad_(False)
         with torch.no_grad():
             self.W = prompts(self.context)

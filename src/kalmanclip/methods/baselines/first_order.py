@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
+from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import ENCODE_BATCH, ActivationStore, Progress, activation_store, silent
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.methods.base import Needs, check_positive, labels_of
 from kalmanclip.methods.baselines.base import FeatureMethod, hits
-from kalmanclip.methods.baselines.training import Recipe, check_positive, steps_of, train
+from kalmanclip.methods.baselines.training import Recipe, steps_of, train
 from kalmanclip.methods.kalman import KalmanConfig, pass_order
 from kalmanclip.methods.presets import preset
 from kalmanclip.observation import make_likelihood
@@ -69,8 +69,7 @@ class FirstOrderConfig:
         for name, allowed in (("loss", LOSSES), ("optimizer", ("adamw", "sgd")), ("decay", ("linear", "cosine"))):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}.")
-        check_positive(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
-        check_positive(**{f"lr_grid[{i}]": value for i, value in enumerate(self.lr_grid)})
+        check_positive(lr=self.lr, lr_grid=self.lr_grid, epochs=self.epochs, batch_size=self.batch_size)
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, and is {self.weight_decay}.")
         likelihood = make_likelihood(self.observation, **self.observation_options)
@@ -96,12 +95,7 @@ class FirstOrder(FeatureMethod):
     Config = FirstOrderConfig
     config: FirstOrderConfig
     needs: ClassVar[Needs] = "towers"
-
-    def __init__(self, backbone: Backbone, config: FirstOrderConfig | None = None) -> None:
-        super().__init__(backbone, config)
-        self.lr = self.config.lr
-        self.templates = 0
-        self._texts: Activations = ()
+    lr: float
 
     def _make_encoder(self) -> DualEncoder:
         return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
@@ -153,16 +147,15 @@ class FirstOrder(FeatureMethod):
         """Train from the current parameters; the batches are those of the Kalman filter with the same options."""
         config, count = self.config, len(labels)
         recipe = Recipe(config.optimizer, lr, config.weight_decay, config.decay, batch_size=config.batch_size)
-        train(
-            list(self.encoder.parameters()),
-            recipe,
-            count,
-            steps_of(count, config.batch_size, config.epochs),
-            lambda i, epoch: self.loss(store[i], labels[i]),
-            config.seed,
-            progress,
-            order=lambda taken: pass_order(count, config.seed, taken),
-        )
+        parameters, steps = list(self.encoder.parameters()), steps_of(count, config.batch_size, config.epochs)
+
+        def loss(i: Tensor, epoch: int) -> Tensor:
+            return self.loss(store[i], labels[i])
+
+        def order(taken: int) -> Tensor:
+            return pass_order(count, config.seed, taken)
+
+        train(parameters, recipe, count, steps, loss, config.seed, progress, order=order)
 
     def loss(self, images: Activations, labels: Tensor) -> Tensor:
         """Return the loss of activations of B images with labels (B,), a scalar: the mean over the images."""

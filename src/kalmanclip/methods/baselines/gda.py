@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import CropConfig
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
-from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class GDA(FeatureMethod):
     b: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Means and covariance of the training features; ``alpha`` is chosen on the validation images only."""
-        self.estimate(*self.samples(task, self.config, progress), task.class_names)
+        """Take means and covariance of the training features; ``alpha`` is chosen on the validation images only."""
+        f, labels, weights = self.samples(task, self.config, progress)
+        self.W, self.b = gaussian_discriminant(f, labels, task.class_names, weights)
         self.alpha = self.config.alpha
         held_out = self.validation(task, progress)
         if held_out is not None:
@@ -59,12 +60,8 @@ class GDA(FeatureMethod):
             clip, discriminant = self.zero_shot(f), self.discriminant(f)
             self.alpha = max(self.config.alpha_grid, key=lambda alpha: hits(clip + alpha * discriminant, y))
 
-    def estimate(self, f: Tensor, labels: Tensor, weights: Tensor, class_names: list[str]) -> None:
-        """Sets ``W`` and ``b`` from features (N, d), labels (N,) and weights (N,) of mean one."""
-        self.W, self.b = gaussian_discriminant(f, labels, class_names, weights)
-
     def discriminant(self, f: Tensor) -> Tensor:
-        """``f W^T + b`` (N, C)."""
+        """Return ``f W^T + b`` (N, C)."""
         return f @ self.W.mT + self.b
 
     def score(self, f: Tensor) -> Tensor:
@@ -75,7 +72,7 @@ class GDA(FeatureMethod):
 def gaussian_discriminant(
     f: Tensor, labels: Tensor, class_names: list[str], weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``W = mu Sigma^-1`` (C, d) and ``b = -1/2 diag(mu Sigma^-1 mu^T)`` (C,) of samples (N, d) with labels (N,).
+    """Return ``W = mu Sigma^-1`` (C, d) and ``b = -1/2 diag(mu Sigma^-1 mu^T)`` (C,) of samples (N, d), labels (N,).
 
     Weights (N,) have a mean of one; None: all samples count the same.
     """
@@ -88,7 +85,7 @@ def gaussian_discriminant(
 
 
 def shrunken_covariance(residuals: Tensor) -> Tensor:
-    """``((N - 1) S + tr(S) I) / d`` (d, d) in float64, with ``S`` the covariance of N residuals (N, d).
+    """Return ``((N - 1) S + tr(S) I) / d`` (d, d) in float64, with ``S`` the covariance of N residuals (N, d).
 
     Weighted samples come multiplied by the roots of their weights.
 

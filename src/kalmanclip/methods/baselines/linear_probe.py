@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import NumericalError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, hits
-from kalmanclip.methods.baselines.training import (
-    Recipe,
-    check_optimizer,
-    check_positive,
-    paper_recipe,
-    steps_of,
-    train,
-    weighted_cross_entropy,
-)
+from kalmanclip.methods.baselines.training import check_optimizer, paper_recipe, steps_of, train, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -48,8 +41,8 @@ class LinearProbeConfig(CropConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optimizer(self.optimizer)
-        check_positive(l2=self.l2, iterations=self.iterations, epochs=self.epochs, batch_size=self.batch_size)
-        check_positive(**{f"l2_grid[{i}]": value for i, value in enumerate(self.l2_grid)})
+        check_positive(l2=self.l2, l2_grid=self.l2_grid, iterations=self.iterations)
+        check_positive(epochs=self.epochs, batch_size=self.batch_size)
 
 
 class LinearProbe(FeatureMethod):
@@ -65,12 +58,19 @@ class LinearProbe(FeatureMethod):
     W: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Regression on the crops; ``l2`` is chosen on the validation images only."""
+        """Regress on the crops; ``l2`` is chosen on the validation images only."""
         # an epoch of the paper's recipe shows each image once
         crops = replace(self.config, crops=0) if self.config.optimizer == "paper" else self.config
         f, y, weights = self.samples(task, crops, progress)
         if self.config.optimizer == "paper":
-            self._descend(f, y, weights, paper_recipe(self.config.batch_size), task.seed, progress)
+            recipe = paper_recipe(self.config.batch_size)
+            steps, W = steps_of(len(f), recipe.batch_size, self.config.epochs), self.T.clone().requires_grad_()
+
+            def loss(i: Tensor, epoch: int) -> Tensor:
+                return self.objective(W, f[i], y[i], weights[i], 0.0)
+
+            train([W], recipe, len(f), steps, loss, task.seed, progress)
+            self.W = W.detach()
             return
         self.l2, held_out = self.config.l2, self.validation(task, progress)
         if held_out is not None:
@@ -83,8 +83,7 @@ class LinearProbe(FeatureMethod):
         self.W = self.regress(f, y, weights, self.l2)
 
     def regress(self, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
-        """The minimum ``W`` (C, d) for features (N, d), labels and weights (N,), by L-BFGS from the text weights."""
-        assert self.T is not None
+        """Return the minimum ``W`` (C, d) for features (N, d), labels and weights (N,), by L-BFGS from the texts."""
         W = self.T.clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
             [W], max_iter=self.config.iterations, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
@@ -102,16 +101,8 @@ class LinearProbe(FeatureMethod):
         return W.detach()
 
     def objective(self, W: Tensor, f: Tensor, y: Tensor, weights: Tensor, l2: float) -> Tensor:
-        """Mean cross-entropy, with weights (N,) of mean one, and the pull towards the text weights."""
-        assert self.T is not None
+        """Return the mean cross-entropy, with weights (N,) of mean one, and the pull towards the text weights."""
         return weighted_cross_entropy(self.scale * f @ W.mT, y, weights) + l2 / 2 * (W - self.T).square().sum()
-
-    def _descend(self, f: Tensor, y: Tensor, weights: Tensor, recipe: Recipe, seed: int, progress: Progress) -> None:
-        assert self.T is not None
-        W = self.T.clone().requires_grad_()
-        steps = steps_of(len(f), recipe.batch_size, self.config.epochs)
-        train([W], recipe, len(f), steps, lambda i, _: self.objective(W, f[i], y[i], weights[i], 0.0), seed, progress)
-        self.W = W.detach()
 
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""

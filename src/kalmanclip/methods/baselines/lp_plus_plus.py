@@ -8,18 +8,12 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import NumericalError
-from kalmanclip.methods.baselines.base import FeatureMethod, hits
-from kalmanclip.methods.baselines.training import (
-    BestOnValidation,
-    check_optimizer,
-    check_positive,
-    paper_recipe,
-    train,
-    weighted_cross_entropy,
-)
+from kalmanclip.methods.base import check_positive
+from kalmanclip.methods.baselines.base import BestOnValidation, FeatureMethod
+from kalmanclip.methods.baselines.training import check_optimizer, paper_recipe, train, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class LPPlusPlusConfig(CropConfig):
 
 
 def lipschitz_constant(f: Tensor, weights: Tensor) -> float:
-    """``lambda_max(sum_i w_i f_i f_i^T) / 4N`` of features (N, d) and weights (N,) of mean one.
+    """Return ``lambda_max(sum_i w_i f_i f_i^T) / 4N`` of features (N, d) and weights (N,) of mean one.
 
     It bounds the curvature of the cross-entropy in one class's weights: in ``w_k`` alone the Hessian is
     ``1/N sum_i w_i p_ik (1 - p_ik) f_i f_i^T``, and ``p (1 - p)`` is at most 1/4.
@@ -72,38 +66,26 @@ class LPPlusPlus(FeatureMethod):
     alpha: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Descends on the crops; the epoch is chosen on the validation images only (without any, the last)."""
+        """Descend on the crops; the epoch is chosen on the validation images only (without any, the last)."""
         f, y, weights = self.samples(task, self.config, progress)
         self.start(f, y, weights / len(self.config.weights))
         held_out = self.validation(task, progress)
         parameters = [self.W, self.b, self.alpha]
-        best = BestOnValidation(parameters, held_out and (lambda: hits(self.score(held_out[0]), held_out[1])))
+        best = BestOnValidation(self, parameters, held_out)
         if self.config.optimizer == "paper":
-            whole, epochs = paper_recipe(len(f)), self.config.epochs
-            train(
-                parameters,
-                whole,
-                len(f),
-                epochs,
-                lambda i, _: self._loss(f[i], y[i], weights[i]),
-                task.seed,
-                progress,
-                best,
-            )
+
+            def loss(i: Tensor, epoch: int) -> Tensor:
+                return weighted_cross_entropy(self.score(f[i]), y[i], weights[i])
+
+            recipe, steps = paper_recipe(len(f)), self.config.epochs
+            train(parameters, recipe, len(f), steps, loss, task.seed, progress, best)
         else:
             self._descend(f, y, weights, best, progress)
         best.restore()
         self.W, self.b, self.alpha = (p.detach() for p in parameters)
 
     def start(self, f: Tensor, y: Tensor, shares: Tensor) -> None:
-        """The parameters before the first step.
-
-        Args:
-            f: features of the crops (N, d).
-            y: labels (N,).
-            shares: how much of its image each crop is (N,): those of one image sum to one.
-        """
-        assert self.T is not None
+        """Set the parameters before the first step, from crops (N, d), labels (N,) and shares (N,) of their images."""
         classes = len(self.T)
         self.W = torch.zeros_like(self.T).index_add_(0, y, shares.unsqueeze(1) * f).requires_grad_()
         self.b = torch.zeros(classes, device=f.device, dtype=f.dtype, requires_grad=True)
@@ -114,17 +96,14 @@ class LPPlusPlus(FeatureMethod):
         alpha = self.config.alpha_factor * (sums[counts > 0] / counts[counts > 0]).mean()
         self.alpha = alpha.repeat(classes).requires_grad_()
 
-    def _loss(self, f: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return weighted_cross_entropy(self.score(f), y, weights)
-
     def _descend(self, f: Tensor, y: Tensor, weights: Tensor, best: BestOnValidation, progress: Progress) -> None:
-        """Momentum on ``W`` and ``b``, and now and then a plain step on ``alpha``."""
-        assert self.T is not None
+        """Descend with momentum on ``W`` and ``b``, and now and then a plain step on ``alpha``."""
         optimiser = torch.optim.SGD([self.W, self.b], lr=1 / lipschitz_constant(f, weights), momentum=0.9)
         # a sixteenth of the inverse Lipschitz constant in alpha, as published
         alpha_rate = len(f) / (4 * (weights @ (f @ self.T.mT).square()).max())
         for epoch in range(1, self.config.epochs + 1):
-            W, b, alpha = torch.autograd.grad(self._loss(f, y, weights), [self.W, self.b, self.alpha])
+            loss = weighted_cross_entropy(self.score(f), y, weights)
+            W, b, alpha = torch.autograd.grad(loss, [self.W, self.b, self.alpha])
             if not torch.isfinite(W).all():
                 raise NumericalError(f"The derivatives of step {epoch} are not finite.")
             self.W.grad, self.b.grad = W, b
@@ -137,5 +116,4 @@ class LPPlusPlus(FeatureMethod):
 
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
-        assert self.T is not None
         return f @ self.W.mT + self.b + self.alpha * (f @ self.T.mT)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel
-from kalmanclip.methods.baselines.training import check_positive
 
 TRANSFERRED = {1: (3.0, 0.05), 2: (2.6, 0.05), 4: (1.5, 0.05), 8: (1.66, 0.07), 16: (1.7, 0.1)}
 """The published beta and lambda by shots, found on ImageNet, for data sets without validation images."""
@@ -42,9 +42,8 @@ class ProKeRConfig(RandomCropConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(beta=1.0 if self.beta is None else self.beta, lmbda=1.0 if self.lmbda is None else self.lmbda)
-        for name, (low, high, count) in (("beta_range", self.beta_range), ("lmbda_range", self.lmbda_range)):
-            check_positive(**{f"{name}[0]": low, f"{name}[1]": high, f"{name}[2]": count})
+        check_positive(beta=self.beta, lmbda=self.lmbda, beta_range=self.beta_range, lmbda_range=self.lmbda_range)
+        for name, (low, high, _) in (("beta_range", self.beta_range), ("lmbda_range", self.lmbda_range)):
             if high < low:
                 raise ConfigError(f"{name} is the lowest value, the highest and their number, not {low}, {high}.")
 
@@ -71,8 +70,7 @@ class ProKeR(FeatureMethod):
     lmbda: float
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Solves for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
-        assert self.T is not None
+        """Solve for the coefficients; ``beta`` and ``lmbda`` are searched on the validation images only."""
         c = self.config
         self.X, labels, _ = self.samples(task, c, progress)
         errors = F.one_hot(labels, len(self.T)).to(self.X) - self.X @ self.T.mT
@@ -90,17 +88,10 @@ class ProKeR(FeatureMethod):
         self.A = torch.cholesky_solve(errors.double(), factor).to(self.X)
 
     def search(self, errors: Tensor, f: Tensor, labels: Tensor, progress: Progress) -> None:
-        """Sets ``beta`` and ``lmbda`` to the first best pair of the grid on the validation images.
+        """Set ``beta`` and ``lmbda`` to the first best pair of the grid on the validation images.
 
-        One eigendecomposition per beta serves every lambda.
-
-        Args:
-            errors: ``Y - X T^T`` (N, C).
-            f: features of the validation images (B, d).
-            labels: of the validation images (B,).
-            progress: told about the betas.
+        One eigendecomposition per beta serves every lambda. ``errors`` are ``Y - X T^T`` (N, C).
         """
-        assert self.T is not None
         clip, most = f @ self.T.mT, -1
         ranges = (self.config.beta_range, self.config.lmbda_range)
         betas, lmbdas = (torch.linspace(*spec, dtype=torch.float64).tolist() for spec in ranges)

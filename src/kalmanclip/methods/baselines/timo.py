@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import RandomCropConfig
 from kalmanclip.encoders.features import Progress, text_weights
+from kalmanclip.encoders.preprocess import RandomCropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
+from kalmanclip.methods.base import check_positive
 from kalmanclip.methods.baselines.base import FeatureMethod, class_means, hits
 from kalmanclip.methods.baselines.gda import gaussian_discriminant
-from kalmanclip.methods.baselines.training import check_positive
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class TIMOConfig(RandomCropConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(alpha=self.alpha, gamma=self.gamma)
-        check_positive(**{f"alpha_grid[{i}]": value for i, value in enumerate(self.alpha_grid)})
+        check_positive(alpha=self.alpha, gamma=self.gamma, alpha_grid=self.alpha_grid)
         if not self.alpha_grid:
             raise ConfigError("alpha_grid must not be empty.")
 
@@ -68,7 +67,7 @@ class TIMO(FeatureMethod):
     prompts: int
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Means and covariance of images and prompts; what is searched is searched on the validation images only."""
+        """Take means and covariance of images and prompts; searches are made on the validation images only."""
         c = self.config
         labels = self.labels(task)
         crops = self.crops(task, c, progress)
@@ -86,25 +85,15 @@ class TIMO(FeatureMethod):
             self.search(f, y, t, s, *held_out)
 
     def guide(self, t: Tensor, s: Tensor, held_out: tuple[Tensor, Tensor] | None) -> None:
-        """Sets ``T`` from prompts (C, P, d) and their similarities (C, P) to the images; TIMO chooses nothing."""
+        """Set ``T`` from prompts (C, P, d) and their similarities (C, P) to the images; TIMO chooses nothing."""
         self.T = guided_text(t, s, self.gamma)
 
     def counts(self, prompts: int) -> Sequence[int]:
-        """How many prompts may join the images, out of P: all of them."""
+        """Return how many prompts may join the images, out of P: all of them."""
         return [prompts]
 
     def search(self, f: Tensor, y: Tensor, t: Tensor, s: Tensor, held_f: Tensor, held_y: Tensor) -> None:
-        """Sets the classifier with the most validation images right; of equal ones the first.
-
-        Args:
-            f: samples (N, d).
-            y: their labels (N,).
-            t: prompts (C, P, d).
-            s: their similarities to the images (C, P).
-            held_f: features of the validation images.
-            held_y: their labels.
-        """
-        assert self.T is not None
+        """Set the classifier with the most validation images right; of equal ones the first. Names as in `joined`."""
         most = -1
         clip = held_f @ self.T.mT
         for count in self.counts(t.shape[1]):
@@ -118,7 +107,6 @@ class TIMO(FeatureMethod):
 
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
-        assert self.T is not None
         return self.alpha * f @ self.T.mT + f @ self.W.mT + self.b
 
 
@@ -136,7 +124,7 @@ class TIMOSConfig(TIMOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(**{f"gamma_grid[{i}]": value for i, value in enumerate(self.gamma_grid)})
+        check_positive(gamma_grid=self.gamma_grid)
         if self.prompt_counts < 2 or not self.gamma_grid:
             raise ConfigError("prompt_counts must be 2 or more, and gamma_grid must not be empty.")
 
@@ -151,33 +139,28 @@ class TIMOS(TIMO):
     config: TIMOSConfig
 
     def guide(self, t: Tensor, s: Tensor, held_out: tuple[Tensor, Tensor] | None) -> None:
-        """Sets ``T`` and ``gamma`` from prompts (C, P, d) and their similarities (C, P) to the images."""
+        """Set ``T`` and ``gamma`` from prompts (C, P, d) and their similarities (C, P) to the images."""
         if held_out is not None:
             f, y = held_out
             self.gamma = max(self.config.gamma_grid, key=lambda gamma: hits(f @ guided_text(t, s, gamma).mT, y))
         super().guide(t, s, held_out)
 
     def counts(self, prompts: int) -> Sequence[int]:
-        """How many prompts may join the images, out of P."""
+        """Return how many prompts may join the images, out of P."""
         last = self.config.prompt_counts - 1
         return sorted({1 + i * (2 * prompts - 1) // last for i in range(last + 1)})
 
 
 def guided_text(t: Tensor, s: Tensor, gamma: float) -> Tensor:
-    """Text weights (C, d) out of prompts (C, P, d), each weighed by its similarity (C, P) to the images."""
+    """Return text weights (C, d) out of prompts (C, P, d), each weighed by its similarity (C, P) to the images."""
     weights = (gamma * s / s.norm(dim=1, keepdim=True)).softmax(dim=1)
     return unit(torch.einsum("cp, cpd -> cd", weights, t))
 
 
 def joined(f: Tensor, y: Tensor, t: Tensor, s: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Samples and labels: the ``count`` most similar prompts of each class, scaled by similarity, then the images.
+    """Return samples and labels: the ``count`` most similar prompts of each class, times similarity, then the images.
 
-    Args:
-        f: images (N, d).
-        y: their labels (N,).
-        t: prompts (C, P, d).
-        s: similarities (C, P).
-        count: up to 2 P; past P the prompts come a second time.
+    Of images (N, d) with labels (N,), prompts (C, P, d) and similarities (C, P). Past P the prompts come a second time.
     """
     order = s.argsort(dim=1, descending=True, stable=True).repeat(1, 2)[:, :count]
     scaled = (t * s.unsqueeze(-1)).gather(1, order.unsqueeze(-1).expand(-1, -1, t.shape[-1]))
@@ -186,5 +169,5 @@ def joined(f: Tensor, y: Tensor, t: Tensor, s: Tensor, count: int) -> tuple[Tens
 
 
 def discriminant(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """GDA's ``W`` (C, d) and ``b`` (C,) of samples (N, d) and labels (N,); every class has a prompt among them."""
+    """Return GDA's ``W`` (C, d) and ``b`` (C,) of samples (N, d) and labels (N,), some of every class."""
     return gaussian_discriminant(f, y, [str(c) for c in range(int(y.max()) + 1)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,20 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.data import FewShotTask
-from kalmanclip.encoders.crops import CropConfig
-from kalmanclip.encoders.features import Progress, epoch_features
+from kalmanclip.encoders.features import Progress
+from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.encoders.towers import unit
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods.baselines.base import FeatureMethod, hits, kernel, search_grid
-from kalmanclip.methods.baselines.training import (
-    BestOnValidation,
-    Recipe,
-    check_optimizer,
-    check_positive,
-    choose_recipe,
-    steps_of,
-    train,
-)
+from kalmanclip.methods.base import check_positive
+from kalmanclip.methods.baselines.base import BestOnValidation, FeatureMethod, hits, joint_loss, kernel, search_grid
+from kalmanclip.methods.baselines.training import Recipe, check_optimizer, choose_recipe
 
 
 @dataclass(frozen=True)
@@ -73,34 +66,29 @@ class TipAdapter(FeatureMethod):
     V: Tensor
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Fills the cache; ``alpha`` and ``beta`` are searched on the validation images only."""
+        """Fill the cache; ``alpha`` and ``beta`` are searched on the validation images only."""
         self.fill(task, progress)
         self.search(self.validation(task, progress))
 
     def fill(self, task: FewShotTask, progress: Progress) -> None:
-        """Keys and values, and the options before any search."""
+        """Set keys and values, and the options before any search."""
         labels, f = self.labels(task), self.crops(task, self.config, progress)
         self.K = unit((f.new_tensor(self.config.weights).unsqueeze(1) * f).sum(dim=1))
         self.V = F.one_hot(labels, len(task.class_names)).to(self.K)
         self.alpha, self.beta = self.config.alpha, self.config.beta
 
     def search(self, held_out: tuple[Tensor, Tensor] | None) -> None:
-        """Sets ``alpha`` and ``beta`` to the best pair of the grid on the validation images, if there are any."""
+        """Set ``alpha`` and ``beta`` to the best pair of the grid on the validation images, if there are any."""
         if held_out is None:
             return
         f, y = held_out
         with torch.no_grad():
             clip, affinity, values = self.parts(f)
-            self.alpha, self.beta = search_cache(
-                lambda beta: kernel(affinity, beta) @ values,
-                clip,
-                y,
-                self.config.search_scale,
-                self.config.search_steps,
-            )
+            scale, steps = self.config.search_scale, self.config.search_steps
+            self.alpha, self.beta = search_cache(lambda beta: kernel(affinity, beta) @ values, clip, y, scale, steps)
 
     def parts(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (B, d) to text logits (B, C), affinities to the keys (B, N), and the values (N, C)."""
+        """Return, of features (B, d), text logits (B, C), affinities to the keys (B, N), and the values (N, C)."""
         return self.zero_shot(f), f @ self.K.mT, self.V
 
     def score(self, f: Tensor) -> Tensor:
@@ -116,14 +104,9 @@ def search_cache(
     scale: tuple[float, float],
     steps: tuple[int, int],
 ) -> tuple[float, float]:
-    """The first pair (alpha, beta) of the grid with the most of ``clip + alpha votes(beta)`` right.
+    """Return the first pair (alpha, beta) of the grid with the most of ``clip + alpha votes(beta)`` (N, C) right.
 
-    Args:
-        votes: beta to the cache's logits (N, C).
-        clip: logits (N, C) beside them.
-        labels: (N,), of validation images.
-        scale: the largest beta and alpha.
-        steps: how many of each.
+    ``scale`` has the largest beta and alpha, ``steps`` how many of each.
     """
     betas, alphas = map(search_grid, scale, steps)
     most, best = -1, (0.0, 0.0)
@@ -179,12 +162,31 @@ class TipAdapterF(TipAdapter):
     config: TipAdapterFConfig
 
     def learn(self, task: FewShotTask, progress: Progress) -> None:
-        """Fills the cache, trains, then searches ``alpha`` and ``beta``; all choices are made on validation images."""
+        """Fill the cache, train, then search ``alpha`` and ``beta``; all choices are made on validation images.
+
+        All weights of the cache are trained on the same batches. The first of those that are best on the validation
+        images stays, in its best epoch; without validation images the only one, as the last epoch left it.
+        """
         self.fill(task, progress)
-        held_out = self.validation(task, progress)
-        alphas = self.config.alpha_grid if held_out is not None else ()
-        candidates = [self._with_alpha(alpha) for alpha in alphas or (self.config.alpha,)]
-        vars(self).update(vars(self.descend(candidates, task, held_out, progress)))
+        c, held_out = self.config, self.validation(task, progress)
+        candidates: list[TipAdapterF] = []
+        for alpha in (c.alpha_grid if held_out is not None else ()) or (c.alpha,):
+            candidates.append(copy.copy(self))
+            candidates[-1].alpha = alpha
+        watched = [BestOnValidation(one, one.trainable(), held_out) for one in candidates]
+
+        def after_epoch() -> None:
+            for best in watched:
+                best()
+
+        recipe, parameters = choose_recipe(c.optimizer, self.published), [p for one in watched for p in one.parameters]
+        loss = joint_loss(candidates)
+        self.train_on_crops(task, c.train_crops, recipe, c.epochs, parameters, loss, progress, after_epoch)
+        best = max(watched, key=lambda one: one.most)
+        best.restore()
+        for p in best.parameters:
+            p.requires_grad_(False)
+        vars(self).update(vars(best.method))
         self.search(held_out)
 
     @property
@@ -193,60 +195,6 @@ class TipAdapterF(TipAdapter):
         return Recipe(lr=self.config.lr, eps=self.config.eps, batch_size=self.config.batch_size)
 
     def trainable(self) -> list[Tensor]:
-        """What is trained, at its start."""
+        """Return what is trained, at its start."""
         self.K = self.K.clone().requires_grad_()
         return [self.K]
-
-    def _with_alpha(self, alpha: float) -> TipAdapterF:
-        one = copy.copy(self)
-        one.alpha = alpha
-        return one
-
-    def descend(
-        self,
-        candidates: Sequence[TipAdapterF],
-        task: FewShotTask,
-        held_out: tuple[Tensor, Tensor] | None,
-        progress: Progress,
-    ) -> TipAdapterF:
-        """Trains all candidates on the same batches; they share no parameters, so none feels the others.
-
-        Returns:
-            The first of those that are best on the validation images, each in its best epoch; without validation
-            images the first, as the last epoch left it.
-        """
-        c, y = self.config, self.labels(task)
-        features = epoch_features(self.encoder, task.train.sources, c.crop_scale, c.train_crops, task.seed, progress)
-        recipe = choose_recipe(self.config.optimizer, self.published)
-        watched = [BestOnValidation(one.trainable(), one._right(held_out)) for one in candidates]
-
-        def loss(i: Tensor, epoch: int) -> Tensor:
-            f = features(epoch)[i]
-            return torch.stack([F.cross_entropy(one.score(f), y[i]) for one in candidates]).sum()
-
-        def after_epoch() -> None:
-            for best in watched:
-                best()
-
-        train(
-            [p for best in watched for p in best.parameters],
-            recipe,
-            len(y),
-            steps_of(len(y), recipe.batch_size, self.config.epochs),
-            loss,
-            task.seed,
-            progress,
-            after_epoch,
-        )
-        number = max(range(len(candidates)), key=lambda i: watched[i].most)
-        watched[number].restore()
-        for p in watched[number].parameters:
-            p.requires_grad_(False)
-        return candidates[number]
-
-    def _right(self, held_out: tuple[Tensor, Tensor] | None) -> Callable[[], int] | None:
-        """Tells how many of the validation images are right; None without any."""
-        if held_out is None:
-            return None
-        f, y = held_out
-        return lambda: hits(self.score(f), y)

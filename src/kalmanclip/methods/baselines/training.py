@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError, NumericalError
+from kalmanclip.methods.base import check_positive
 
 OPTIMIZERS = ("published", "paper")
 """Each method's own recipe, or the one that the Kalman filter's paper gives all its baselines."""
@@ -64,21 +65,13 @@ def paper_recipe(batch_size: int) -> Recipe:
 
 def choose_recipe(optimizer: str, published: Recipe) -> Recipe:
     """Return the method's own recipe or the paper's, by name."""
-    check_optimizer(optimizer)
     return published if optimizer == "published" else paper_recipe(published.batch_size)
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuse a name that is no recipe."""
+    """Raise `ConfigError` for a name that is no recipe."""
     if optimizer not in OPTIMIZERS:
         raise ConfigError(f"optimizer must be 'published' or 'paper', not {optimizer!r}.")
-
-
-def check_positive(**options: float) -> None:
-    """Refuse options that are not positive and finite."""
-    for name, value in options.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} must be positive and finite, not {value}.")
 
 
 def steps_of(count: int, batch_size: int, epochs: int) -> int:
@@ -145,35 +138,37 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
     return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
 
 
-class BestOnValidation:
-    """Keeps the parameters of the epoch with the most validation images right; of equal ones the last.
+@dataclass(frozen=True)
+class IterationConfig:
+    """Options of training whole towers for a number of steps.
 
-    Without validation images it keeps nothing, and the last step's parameters stand.
-
-    Args:
-        parameters: watched, and put back by `restore`.
-        score: how many validation images are right now; None without any.
+    Attributes:
+        iterations: steps per shot.
+        most_iterations: steps at most, however many shots; None: no limit, as published.
+        batch_size: images per step.
+        augment: random crops and flips, fresh in every epoch; otherwise centre crops.
+        crop_scale: of the random crops.
+        optimizer: 'published' or 'paper'.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], score: Callable[[], int] | None) -> None:
-        self.parameters, self.score = parameters, score
-        self.most = -1
-        self.best: list[Tensor] = []
+    iterations: int = 500
+    most_iterations: int | None = None
+    batch_size: int = 32
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    optimizer: str = "published"
 
-    def __call__(self) -> None:
-        """After an epoch: is it the best so far?"""
-        if self.score is None:
-            return
-        with torch.no_grad():
-            right = self.score()
-        if right >= self.most:
-            self.most, self.best = right, [p.detach().clone() for p in self.parameters]
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        check_positive(iterations=self.iterations, most_iterations=self.most_iterations, batch_size=self.batch_size)
 
-    def restore(self) -> None:
-        """Put the best parameters back."""
-        with torch.no_grad():
-            for p, kept in zip(self.parameters, self.best, strict=False):
-                p.copy_(kept)
+    def steps(self, shots: int) -> int:
+        """Return how many steps to take for so many images per class."""
+        return min(self.iterations * shots, self.most_iterations or self.iterations * shots)
+
+    def recipe(self, lr: float) -> Recipe:
+        """Return AdamW with that rate, weight decay 1e-2 and cosine to 1e-6, or the paper's."""
+        return choose_recipe(self.optimizer, Recipe(lr=lr, final_lr=1e-6, batch_size=self.batch_size))
 
 
 def coop_recipe(batch_size: int) -> Recipe:
@@ -184,3 +179,31 @@ def coop_recipe(batch_size: int) -> Recipe:
 def coop_epochs(shots: int) -> int:
     """Return CoOp's number of epochs for so many images per class (ImageNet, published with 50, sets its own)."""
     return 50 if shots < 2 else 100 if shots < 8 else 200
+
+
+@dataclass(frozen=True)
+class CoOpTrainingConfig:
+    """Options of CoOp's training, which CLIP-Adapter's is, too.
+
+    Attributes:
+        epochs: None: 50 for 1 shot, 100 for 2 and 4, 200 beyond (ImageNet, published with 50, sets its own).
+        batch_size: images per step.
+        crops: of the training images: None: fresh ones in every epoch, as published; V: so many passes, kept
+            and taken in turn; 0: centre crops.
+        crop_scale: of the random crops.
+        optimizer: 'published' (SGD 0.002, momentum 0.9, weight decay 5e-4, cosine, one epoch at 1e-5) or 'paper'.
+    """
+
+    epochs: int | None = None
+    batch_size: int = 32
+    crops: int | None = None
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    optimizer: str = "published"
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        check_positive(batch_size=self.batch_size, epochs=self.epochs)
+
+    def recipe(self) -> Recipe:
+        """Return CoOp's recipe or the paper's."""
+        return choose_recipe(self.optimizer, coop_recipe(self.batch_size))
