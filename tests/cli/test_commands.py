@@ -24,7 +24,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
 
 runner = CliRunner()
-PROGRAM = [sys.executable, "-m", "kalmanclip.cli"]
+PROGRAM = [sys.executable, "-m", "kalmanclip"]
 COMMANDS = ["demo", "fit", "predict", "evaluate", "export", "info"]
 SHAPES = {"circle": 0, "square": 4, "triangle": 3}  # corners
 

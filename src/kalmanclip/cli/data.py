@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kalmanclip.cli.arguments import Json
+from kalmanclip.cli.command import register
 from kalmanclip.cli.console import bars, command_line, facts, listing, note, say, suggest, waiting
-from kalmanclip.cli.register import register
 
 app = typer.Typer(
     name="data",

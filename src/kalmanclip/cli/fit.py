@@ -23,6 +23,7 @@ from kalmanclip.cli.arguments import (
     refuse_overwriting,
     writable_folder,
 )
+from kalmanclip.cli.command import INTERRUPTED
 from kalmanclip.cli.console import (
     bars,
     command_line,
@@ -36,7 +37,6 @@ from kalmanclip.cli.console import (
     suggest,
     waiting,
 )
-from kalmanclip.cli.errors import INTERRUPTED
 from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError, DataError

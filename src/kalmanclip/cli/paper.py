@@ -10,23 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.arguments import Device, integers, options_file, spellings, words, writable_folder
+from kalmanclip.cli.arguments import integers, options_file, spellings, words, writable_folder
 from kalmanclip.cli.console import listing, note, say, waiting
-from kalmanclip.cli.report import print_sheet
-from kalmanclip.cli.run_options import (
-    ATTEMPTS,
-    Also,
-    Attempts,
-    Cache,
-    CpusPerRun,
-    GpusPerRun,
-    Ray,
-    RetryFailed,
-    RunOptions,
-    Workers,
-    further_results,
-    run_planned,
-)
+from kalmanclip.cli.runs import RunOptions, print_sheet, run_planned
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -83,7 +69,6 @@ def paper(
     config: Annotated[
         Path | None, typer.Option(help='A JSON file with other options by method, such as {"coop": {"crops": 10}}.')
     ] = None,
-    also: Also = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
     report_only: Annotated[
         bool,
@@ -93,14 +78,8 @@ def paper(
             "say which results are theirs.",
         ),
     ] = False,
-    workers: Workers = 1,
-    cache: Cache = None,
-    retry_failed: RetryFailed = False,
-    attempts: Attempts = ATTEMPTS,
-    ray: Ray = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
-    device: Device = None,
+    *,
+    running: RunOptions,
 ) -> None:
     """Reproduce the paper: run what a table or figure needs, and show it beside the printed numbers.
 
@@ -116,7 +95,6 @@ def paper(
         from kalmanclip.experiments.provenance import model_name
 
     asked = _studies(which, STUDIES)
-    running = RunOptions(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
     draws = integers("seeds", seeds or SEEDS)
     backbone = model_name(model)
     options = options_file(config)
@@ -125,7 +103,7 @@ def paper(
     if not (plan or report_only):
         running.check()
         _check_corruptions(asked)
-    earlier = further_results(also)
+    earlier = running.further_results()
     if report_only and not output.is_dir():
         raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):

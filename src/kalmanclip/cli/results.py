@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kalmanclip.cli.arguments import Json, integers, shares, words
+from kalmanclip.cli.command import register
 from kalmanclip.cli.console import listing, note, percent, say, some, waiting
-from kalmanclip.cli.register import register
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.files import write_atomic
 
@@ -38,18 +39,43 @@ Store = Annotated[
         show_default=False,
     ),
 ]
-Data = Annotated[list[str] | None, typer.Option(help="Only these data sets, by name, separated by commas.")]
-Methods = Annotated[list[str] | None, typer.Option(help="Only these methods, by label, separated by commas.")]
-Shots = Annotated[
-    list[str] | None, typer.Option(help="Only these numbers of training images per class, separated by commas.")
-]
-Seeds = Annotated[list[str] | None, typer.Option(help="Only these seeds, separated by commas.")]
-Model = Annotated[list[str] | None, typer.Option(help="Only these backbones, separated by commas.")]
-Share = Annotated[
-    list[str] | None,
-    typer.Option(help="Only these shares of corrupted training images, separated by commas; 0: clean."),
-]
-Status = Annotated[str | None, typer.Option(help="Only runs that are done, or that failed.", metavar="done|failed")]
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs of a store are meant, as options of a command."""
+
+    data: Annotated[list[str] | None, typer.Option(help="Only these data sets, by name, separated by commas.")] = None
+    methods: Annotated[list[str] | None, typer.Option(help="Only these methods, by label, separated by commas.")] = None
+    shots: Annotated[
+        list[str] | None, typer.Option(help="Only these numbers of training images per class, separated by commas.")
+    ] = None
+    seeds: Annotated[list[str] | None, typer.Option(help="Only these seeds, separated by commas.")] = None
+    model: Annotated[list[str] | None, typer.Option(help="Only these backbones, separated by commas.")] = None
+    share: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these shares of corrupted training images, separated by commas; 0: clean."),
+    ] = None
+    status: Annotated[
+        str | None, typer.Option(help="Only runs that are done, or that failed.", metavar="done|failed")
+    ] = None
+
+    def selection(self) -> Selection:
+        """Return what the options choose."""
+        from kalmanclip.experiments.select import Selection
+
+        if self.status not in (None, "done", "failed"):
+            raise ConfigError(f"--status is done or failed, not {self.status!r}.")
+        return Selection(
+            data=tuple(words(self.data)),
+            methods=tuple(words(self.methods)),
+            shots=tuple(integers("shots", self.shots)),
+            seeds=tuple(integers("seeds", self.seeds)),
+            models=tuple(words(self.model)),
+            shares=tuple(shares("share", self.share)),
+            statuses=() if self.status is None else (self.status,),
+        )
+
 
 _ENDINGS = (".csv", ".md", ".tex", ".jsonl")
 _DIFFERENT = 1
@@ -61,13 +87,7 @@ _CHANGES = {"accuracy": ("accuracy points", 100, 2), "nll": ("NLL change", 1, 4)
 
 def list_(
     store: Store,
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    only: RunFilter,
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder of results, one per line.
@@ -77,7 +97,7 @@ def list_(
     with waiting("Reading"):
         from kalmanclip.experiments.select import choose
 
-        chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
+        chosen = choose(store, only.selection())
     rows = [_row(record) for record in chosen.records]
     if as_json:
         found = {"runs": rows, "damaged": chosen.damaged, "remarks": chosen.remarks()}
@@ -103,13 +123,8 @@ def export(
             "Several: separated by commas. Default: the tables on the screen, as Markdown.",
         ),
     ] = None,
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    *,
+    only: RunFilter,
 ) -> None:
     """Write the results of a folder as tables (CSV, Markdown, LaTeX) or as one slim line per run, by the file's ending.
 
@@ -122,7 +137,7 @@ def export(
     with waiting("Reading"):
         from kalmanclip.experiments.select import choose
 
-        chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
+        chosen = choose(store, only.selection())
     _tell(chosen)
     if len({_code(record) for record in chosen.records}) > 1:
         note("These results were made by different versions of the code; `kalmanclip results list` counts them.")
@@ -136,13 +151,8 @@ def export(
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="Results: a folder, or a .jsonl file.", show_default=False)],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another; changes are from A to B.", show_default=False)],
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    *,
+    only: RunFilter,
     tolerance: Annotated[
         float, typer.Option(help="Metrics that differ by no more count as the same (0.01 of accuracy: 1 %).", min=0)
     ] = 0.0,
@@ -153,7 +163,7 @@ def diff(
     Seconds, code and packages are shown, but are no difference by themselves. Exit code 0: the same; 1: different; 2
     and 3: an option or a folder cannot be used.
     """
-    selection = _selection(data, methods, shots, seeds, model, share, status)
+    selection = only.selection()
     with waiting("Reading"):
         from kalmanclip.experiments.difference import compare_results
         from kalmanclip.experiments.select import find_results
@@ -171,30 +181,6 @@ def diff(
         _print_difference(difference, a, b)
     if not difference.same:
         raise typer.Exit(_DIFFERENT)
-
-
-def _selection(
-    data: list[str] | None,
-    methods: list[str] | None,
-    shots: list[str] | None,
-    seeds: list[str] | None,
-    model: list[str] | None,
-    share: list[str] | None,
-    status: str | None,
-) -> Selection:
-    from kalmanclip.experiments.select import Selection
-
-    if status not in (None, "done", "failed"):
-        raise ConfigError(f"--status is done or failed, not {status!r}.")
-    return Selection(
-        data=tuple(words(data)),
-        methods=tuple(words(methods)),
-        shots=tuple(integers("shots", shots)),
-        seeds=tuple(integers("seeds", seeds)),
-        models=tuple(words(model)),
-        shares=tuple(shares("share", share)),
-        statuses=() if status is None else (status,),
-    )
 
 
 def _row(record: Record) -> dict[str, Any]:
