@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 
-from kalmanclip.adapter import load_adapter, read_description, save_adapter
+from kalmanclip.adapter import export_model, load_adapter, read_description, save_adapter
 from kalmanclip.config import flatten, merge, to_dict
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
@@ -34,7 +34,6 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
 from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods import (
     PRESETS,
@@ -470,8 +469,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
-        model, weights, method = self.merge(), self.class_weights(), self._fitted()
-        return export_model(Path(folder), model, method.backbone.name, method.class_names, method.templates, weights)
+        return export_model(Path(folder), self._fitted())
 
     def _fitted(self) -> Classifier:
         method: Classifier | None = getattr(self, "method_", None)
