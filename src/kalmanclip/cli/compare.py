@@ -10,12 +10,12 @@ import typer
 
 from kalmanclip.cli.arguments import (
     Precision,
-    check_precision,
+    check_device,
     integers,
     options_file,
     shares,
-    spellings,
-    words,
+    split_specs,
+    split_values,
     writable_folder,
 )
 from kalmanclip.cli.console import note, waiting
@@ -124,7 +124,7 @@ def compare(
         from kalmanclip.experiments.report import write_report
         from kalmanclip.experiments.spec import all_labels
 
-    check_precision(precision)
+    check_device(None, precision)
     if precision is not None:
         model = in_precision(model or "tiny", precision)
     earlier = running.further_results()
@@ -138,12 +138,12 @@ def compare(
     options = options_file(config)
     backbone = model_name(model)  # a mistyped name is found before data sets are read
     running.check()
-    chosen = words(methods) or all_labels(options)
+    chosen = split_values(methods) or all_labels(options)
     numbers = integers("shots", shots or SHOTS), integers("seeds", seeds or SEEDS)
     levels = _contaminations(contamination, severities, contamination_seed)
     with waiting("Looking for data sets"):
         plan([], chosen, *numbers, backbone, options, levels)  # as are other mistakes
-        sources = find_sources(spellings(data), root, template, spellings(shift), list(product(*numbers)))
+        sources = find_sources(split_specs(data), root, template, split_specs(shift), list(product(*numbers)))
     runs = plan(sources, chosen, *numbers, backbone, options, levels)
     with writable_folder(output):
         records = run_planned(runs, sources, Store(output, earlier), model, running)

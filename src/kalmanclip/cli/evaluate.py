@@ -18,8 +18,8 @@ from kalmanclip.cli.arguments import (
     check_share,
     load,
     naming_bad_images,
-    spellings,
-    words,
+    split_specs,
+    split_values,
 )
 from kalmanclip.cli.console import bars, facts, listing, note, percent, say
 from kalmanclip.errors import ConfigError
@@ -119,7 +119,7 @@ def evaluate(
     plots = _plot_paths(output, pictures)
     if plots and (len(data) > 1 or damages):
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
-    folders = _unknown_folders(spellings(unknown))
+    folders = _unknown_folders(split_specs(unknown))
     clf = load(adapter, device, precision)
     if folders and clf.ood_threshold() is None:
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
@@ -140,7 +140,7 @@ def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
     from kalmanclip.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, require_package
 
     found = []
-    for word in words(given):
+    for word in split_values(given):
         name, colon, severity = word.partition(":")
         if name not in ("all", *CORRUPTIONS, *EXTRA_CORRUPTIONS):
             known = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.arguments import integers, options_file, spellings, words, writable_folder
+from kalmanclip.cli.arguments import integers, options_file, split_specs, split_values, writable_folder
 from kalmanclip.cli.console import listing, note, say, waiting
 from kalmanclip.cli.runs import RunOptions, print_sheet, run_planned
 from kalmanclip.errors import ConfigError, DataError
@@ -108,7 +108,7 @@ def paper(
         raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):
         pairs = list(product(sorted({k for study in asked for k in study.shots}), draws))
-        found = find_sets(asked, spellings(data), root, template or (), spellings(shift), pairs)
+        found = find_sets(asked, split_specs(data), root, template or (), split_specs(shift), pairs)
     sets = {study.name: chosen_sets(study, found) for study in asked}
     runs = {
         study.name: study_runs(study, [s for s in sets[study.name].values() if s], draws, backbone, options)
@@ -134,7 +134,7 @@ def paper(
 
 
 def _studies(which: Sequence[str], known: Mapping[str, Study]) -> list[Study]:
-    names = words(which)
+    names = split_values(which)
     for name in names:
         if name not in known and name != "all":
             raise ConfigError(f"The paper has no {name!r}. There are: {', '.join(known)}, all.")

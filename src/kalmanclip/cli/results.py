@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.arguments import Json, integers, shares, words
+from kalmanclip.cli.arguments import Json, integers, shares, split_values
 from kalmanclip.cli.command import register
 from kalmanclip.cli.console import listing, note, percent, say, some, waiting
 from kalmanclip.errors import ConfigError, DataError
@@ -67,11 +67,11 @@ class RunFilter:
         if self.status not in (None, "done", "failed"):
             raise ConfigError(f"--status is done or failed, not {self.status!r}.")
         return Selection(
-            data=tuple(words(self.data)),
-            methods=tuple(words(self.methods)),
+            data=tuple(split_values(self.data)),
+            methods=tuple(split_values(self.methods)),
             shots=tuple(integers("shots", self.shots)),
             seeds=tuple(integers("seeds", self.seeds)),
-            models=tuple(words(self.model)),
+            models=tuple(split_values(self.model)),
             shares=tuple(shares("share", self.share)),
             statuses=() if self.status is None else (self.status,),
         )
@@ -130,7 +130,7 @@ def export(
 
     A .jsonl file is all that tables need: every command that reads results takes it instead of a folder.
     """
-    files = [Path(name) for name in words(output)]
+    files = [Path(name) for name in split_values(output)]
     for path in files:
         if path.suffix.lower() not in _ENDINGS:
             raise ConfigError(f"Results cannot be written to {path}: its name must end in {', '.join(_ENDINGS)}.")

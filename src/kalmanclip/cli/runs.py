@@ -11,7 +11,7 @@ import rich.table
 import typer
 from rich.text import Text
 
-from kalmanclip.cli.arguments import Device, check_device, spellings
+from kalmanclip.cli.arguments import Device, check_device, split_specs
 from kalmanclip.cli.command import INTERRUPTED
 from kalmanclip.cli.console import bars, console, listing, note, say, waiting
 from kalmanclip.errors import ConfigError, DataError
@@ -84,7 +84,7 @@ class RunOptions:
 
     def further_results(self) -> list[Path]:
         """Return where the results of ``--also`` lie."""
-        paths = [Path(path) for path in spellings(self.also)]
+        paths = [Path(path) for path in split_specs(self.also)]
         for path in paths:
             if not path.exists():
                 raise DataError(f"There is no folder {path}. --also takes folders of results, or .jsonl files.")
