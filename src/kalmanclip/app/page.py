@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -104,30 +105,26 @@ def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Block
 
     def teach(payload: Any, class_name: Any) -> tuple[Any, ...]:
         try:
-            said = render.lesson_html(service.learn(take_uploads(payload, uploads), str(class_name or "")))
+            said = render.update_html(service.learn(take_uploads(payload, uploads), str(class_name or "")))
         except KalmanClipError as error:
             said = render.problem(str(error))
         return said, None, *now()
 
-    def write() -> tuple[Any, ...]:
-        try:
-            service.save()
-            said = render.done("Saved.")
-        except KalmanClipError as error:
-            said = render.problem(str(error))
-        return said, *now()
+    def when_clicked(action: Callable[[], None], done: str) -> Callable[[], tuple[Any, ...]]:
+        def act() -> tuple[Any, ...]:
+            try:
+                action()
+                said = render.done(done)
+            except KalmanClipError as error:
+                said = render.problem(str(error))
+            return said, *now()
 
-    def forget() -> tuple[Any, ...]:
-        try:
-            service.go_back()
-            said = render.done("Undone: this is the adapter as it was last saved.")
-        except KalmanClipError as error:
-            said = render.problem(str(error))
-        return said, *now()
+        return act
 
+    undone = "Undone: this is the adapter as it was last saved."
     state = [about, measured, name]
     learn.click(teach, [pictures, name], [lesson, pictures, *state], **_EVENT)
-    save.click(write, None, [lesson, *state], **_EVENT)
-    back.click(forget, None, [lesson, *state], **_EVENT)
+    save.click(when_clicked(service.save, "Saved."), None, [lesson, *state], **_EVENT)
+    back.click(when_clicked(service.go_back, undone), None, [lesson, *state], **_EVENT)
     page.load(now, None, state, **_EVENT)
     tab.select(now, None, state, **_EVENT)  # others may have taught it meanwhile

@@ -103,7 +103,7 @@ def list_(
         found = {"runs": rows, "damaged": chosen.damaged, "remarks": chosen.remarks()}
         typer.echo(json.dumps(found, indent=2))
         return
-    _tell(chosen)
+    _note_remarks(chosen)
     _print(rows)
     failed = sum(row["status"] == "failed" for row in rows)
     say(
@@ -138,7 +138,7 @@ def export(
         from kalmanclip.experiments.select import choose
 
         chosen = choose(store, only.selection())
-    _tell(chosen)
+    _note_remarks(chosen)
     if len({_code(record) for record in chosen.records}) > 1:
         note("These results were made by different versions of the code; `kalmanclip results list` counts them.")
     if not files:
@@ -177,14 +177,14 @@ def diff(
         found |= {"damaged": {"a": first.damaged, "b": second.damaged}, "remarks": first.remarks() + second.remarks()}
         typer.echo(json.dumps(found, indent=2))
     else:
-        _tell(first, second)
+        _note_remarks(first, second)
         _print_difference(difference, a, b)
     if not difference.same:
         raise typer.Exit(_DIFFERENT)
 
 
 def _row(record: Record) -> dict[str, Any]:
-    """A run in one line; metrics are None where it failed or they are not defined."""
+    """Return a run in one line; metrics are None where it failed or they are not defined."""
     from kalmanclip.experiments.aggregate import METRICS
     from kalmanclip.experiments.jsonl import label_of, share_of
 
@@ -207,36 +207,25 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    # what is the same for all of them would only take room
-    extra = [name for name in ("model", "share") if len({row[name] for row in rows}) > 1]
-    numbers = ("shots", "seed", "accuracy", "NLL", "ECE", "seconds")
-    heads = {"model": "backbone", "share": "corrupted"}
-    table = listing(
-        "method", "data", *(heads[n] for n in extra), *numbers, "status", right=(*numbers, *(heads[n] for n in extra))
-    )
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    # what is the same for all of them would only take space
+    models, levels = (len({row[name] for row in rows}) > 1 for name in ("model", "share"))
+    lines = []
     for row in rows:
-        shown = {"model": row["model"], "share": f"{100 * row['share']:g} %"}
-        table.add_row(
-            row["label"],
-            row["data"],
-            *(shown[name] for name in extra),
-            str(row["shots"]),
-            str(row["seed"]),
-            percent(row["accuracy"]),
-            _number(row["nll"], 3),
-            percent(row["ece"]),
-            _number(row["seconds"], 1),
-            row["status"] if row["reason"] is None else f"{row['status']}: {' '.join(row['reason'].split())}",
-        )
-    say(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+        reason = "" if row["reason"] is None else f": {' '.join(row['reason'].split())}"
+        line = {"method": row["label"], "data": row["data"]}
+        line |= {"backbone": row["model"]} if models else {}
+        line |= {"corrupted": f"{100 * row['share']:g} %"} if levels else {}
+        line |= {"shots": row["shots"], "seed": row["seed"], "accuracy": percent(row["accuracy"])}
+        line |= {"NLL": number(row["nll"], 3), "ECE": percent(row["ece"]), "seconds": number(row["seconds"], 1)}
+        lines.append(line | {"status": row["status"] + reason})
+    _say_table(lines)
 
 
 def _code(record: Record) -> str:
-    """The version of the code, and the beginning of the hash that tells two states of a version apart."""
+    """Return the version of the code, and the beginning of the hash that tells two states of a version apart."""
     code = record.get("code", {})
     return f"{code.get('version', '?')} ({code.get('source', '?')[:8]})"
 
@@ -246,7 +235,7 @@ def _count(values: Iterable[str]) -> str:
     return counted[0][0] if len(counted) == 1 else ", ".join(f"{value}: {count} runs" for value, count in counted)
 
 
-def _tell(*chosen: Chosen) -> None:
+def _note_remarks(*chosen: Chosen) -> None:
     for one in chosen:
         for remark in one.remarks():
             note(remark)
@@ -273,19 +262,18 @@ def _print_difference(difference: Difference, a: Path, b: Path) -> None:
         said = some([f"{name} ({count} runs)" for name, count in made.items()])
         say(f"They were not made with the same: {said}.")
     if len(different):
-        _say_table("The same runs by method", _summary(difference, common))
+        _say_table(_summary(difference, common), "The same runs by method")
         pairs = [_pair(difference, pair) for pair in different.head(_SHOWN).itertuples()]
-        _say_table("The same runs with other results, largest first", pairs)
+        _say_table(pairs, "The same runs with other results, largest first")
         if len(different) > _SHOWN:
             note(f"and {len(different) - _SHOWN} more; --json lists all of them")
     if len(difference.replaced):
         rows = _summary(difference, difference.replaced, by_run=True)
-        _say_table("The same label, data set, shots and seed, run otherwise", rows)
+        _say_table(rows, "The same label, data set, shots and seed, run otherwise")
     for name, runs in (("A", difference.only_a), ("B", difference.only_b)):
         if len(runs):
-            _say_table(
-                f"Only in {name}: {len(runs)} runs", [_lonely(*group) for group in runs.groupby("label", sort=False)]
-            )
+            lines = [_unmatched(*group) for group in runs.groupby("label", sort=False)]
+            _say_table(lines, f"Only in {name}: {len(runs)} runs")
     say("The same." if difference.same else "Different.")
 
 
@@ -303,7 +291,9 @@ def _summary(difference: Difference, pairs: pd.DataFrame, by_run: bool = False) 
         line["largest accuracy points"] = _change(largest, "accuracy")
         if by_run:
             run = group["run"].iloc[0]
-            line["what is not the same"] = some([f"{name}: {_brief(a)} → {_brief(b)}" for name, (a, b) in run.items()])
+            line["what is not the same"] = some(
+                [f"{name}: {_shortened(a)} → {_shortened(b)}" for name, (a, b) in run.items()]
+            )
         else:
             line |= {f"seconds {side.upper()}": f"{group[f'seconds_{side}'].sum():.1f}" for side in "ab"}
         lines.append(line)
@@ -324,19 +314,20 @@ def _pair(difference: Difference, pair: Any) -> dict[str, Any]:
     return line
 
 
-def _lonely(label: str, runs: pd.DataFrame) -> dict[str, Any]:
+def _unmatched(label: str, runs: pd.DataFrame) -> dict[str, Any]:
     values = {name: some([str(value) for value in sorted(runs[name].unique())]) for name in ("data", "shots", "seed")}
     shares = some([f"{100 * share:g} %" for share in sorted(runs["share"].unique())])
     return {"method": label, "runs": len(runs), **values, "corrupted": shares}
 
 
-def _say_table(title: str, lines: Sequence[dict[str, Any]]) -> None:
-    words = ("method", "data", "also different", "what is not the same")
-    table = listing(*lines[0], right=[head for head in lines[0] if head not in words])
+def _say_table(lines: Sequence[dict[str, Any]], title: str | None = None) -> None:
+    texts = ("method", "data", "status", "also different", "what is not the same")
+    table = listing(*lines[0], right=[head for head in lines[0] if head not in texts])
     for line in lines:
         table.add_row(*map(str, line.values()))
-    say()
-    say(title, style="bold")
+    if title is not None:
+        say()
+        say(title, style="bold")
     say(table)
 
 
@@ -349,7 +340,7 @@ def _change(value: float, metric: str) -> str:
     return f"{scale * value:+.1e}" if value and not float(shown) else shown
 
 
-def _brief(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -381,27 +372,21 @@ def _difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-register(
-    app,
-    list_,
-    "kalmanclip results list results/\n"
-    "kalmanclip results list results/ --methods kalman,gda --shots 1 --status done\n"
-    "kalmanclip results list results/ --status failed --json",
-    "list",
-)
-register(
-    app,
-    export,
-    "kalmanclip results export results/ -o table.tex,table.csv\n"
-    "kalmanclip results export runs/ -o results/comparison.jsonl\n"
-    "kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md",
-    "export",
-)
-register(
-    app,
-    diff,
-    "kalmanclip results diff before/ after/\n"
-    "kalmanclip results diff before/ after/ --methods kalman --tolerance 0.001\n"
-    "kalmanclip results diff laptop/ cluster/ --json > difference.json",
-    "diff",
-)
+_LIST = """
+kalmanclip results list results/
+kalmanclip results list results/ --methods kalman,gda --shots 1 --status done
+kalmanclip results list results/ --status failed --json
+"""
+_EXPORT = """
+kalmanclip results export results/ -o table.tex,table.csv
+kalmanclip results export runs/ -o results/comparison.jsonl
+kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md
+"""
+_DIFF = """
+kalmanclip results diff before/ after/
+kalmanclip results diff before/ after/ --methods kalman --tolerance 0.001
+kalmanclip results diff laptop/ cluster/ --json > difference.json
+"""
+register(app, list_, _LIST, "list")
+register(app, export, _EXPORT)
+register(app, diff, _DIFF)
