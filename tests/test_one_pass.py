@@ -18,7 +18,7 @@ from kalmanclip.encoders import DualEncoder
 
 @pytest.fixture(scope="module")
 def fitted(tiny, shapes):
-    clf = KalmanCLIP(tiny, prior_std=0.15, options={"classes.views": 0})
+    clf = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0})
     return clf.fit(shapes, calibrate=3)
 
 

@@ -17,7 +17,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.data import read_folder
 from kalmanclip.errors import ConfigError, DataError
 
-QUICK = {"prior_std": 0.15, "options": {"classes.views": 0}}
+QUICK = {"prior_std": 0.15, "options": {"crops": 0}}
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_copies_share_a_loaded_backbone_and_forget_the_fit(tiny, labelled):
 def test_set_params_counts_at_the_next_fit(tiny, labelled):
     clf = KalmanCLIP(tiny, **QUICK).fit(*labelled)
     assert clf.set_params(prior_std=0.05) is clf
-    assert clf.config_.classes.prior_std == 0.15
-    assert clf.fit(*labelled).config_.classes.prior_std == 0.05
+    assert clf.config_.prior_std == 0.15
+    assert clf.fit(*labelled).config_.prior_std == 0.05
 
 
 def test_cross_validation_search_and_pipeline(tiny, labelled):

@@ -320,10 +320,6 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             neighbors: how many of the most similar training images to name, where they are known.
             zero_shot: whether the logits of the untouched model are computed, too.
             progress: called as ``progress(stage, done, total)``.
-
-        Raises:
-            ConfigError: nothing was learned yet (the mean alone will do with class names), or there is no calibration
-                that allows this coverage.
         """
         return self._fitted().predict(
             _sources(X),
@@ -357,9 +353,6 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             X: as in `predict`.
             coverage: the probability with which a set holds the true label.
             progress: called as ``progress(stage, done, total)``.
-
-        Raises:
-            ConfigError: nothing was held out to calibrate on, or too little for this coverage.
         """
         sets = self.predict_full(X, how="mean", coverage=coverage, progress=progress).sets or []
         label = dict(zip(self.class_names_, self.classes_.tolist(), strict=True))
@@ -367,8 +360,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     def ood_score(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
         """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from."""
-        self._require_ood()
-        score = self.predict_full(X, how="mean", progress=progress).ood_score
+        score = self._predict_ood(X, FALSE_ALARMS, progress).ood_score
         return np.empty(0) if score is None else score.numpy()
 
     def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
@@ -376,8 +368,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
         A share ``false_alarms`` of images of known classes may be flagged by mistake.
         """
-        self._require_ood()
-        flags = self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress).is_ood
+        flags = self._predict_ood(X, false_alarms, progress).is_ood
         return np.empty(0, dtype=bool) if flags is None else flags.numpy()
 
     def score(
@@ -503,19 +494,20 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             y = [number.get(label, label) for label in given]
         return _labelled(X, y, names)[0]
 
-    def _require_ood(self) -> None:
+    def _predict_ood(self, X: Images, false_alarms: float, progress: Progress) -> Prediction:
         if self.ood_threshold() is None:
             raise ConfigError(
                 "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default') and "
                 "at least 3 training images."
             )
+        return self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress)
 
 
 def make_config(
     preset: str | None = None,
     config: MethodConfig | None = None,
     options: Mapping[str, Any] | None = None,
-    spell: Callable[[str], str] = str,
+    as_typed: Callable[[str], str] = str,
 ) -> Any:
     """Return the options of a preset, or those of ``config``, with some of them changed: a `MethodConfig`.
 
@@ -524,10 +516,7 @@ def make_config(
         config: where to start from.
         options: by name, nested or dotted: ``{"noise": {"beta": 0.9}, "low_rank.rank": 2}``. ``alpha`` may be
             that of the filter; options of a joint method need not name its part.
-        spell: how the user wrote an option, for messages.
-
-    Raises:
-        ConfigError: an option is refused, or not one of this method's.
+        as_typed: how the user wrote an option, for messages.
     """
     start: Any = config
     if config is None or preset is not None:
@@ -540,7 +529,7 @@ def make_config(
             hint = f" It is one of the presets {', '.join(having)}." if having else ""
             known = ", ".join(field.name for field in dataclasses.fields(start))
             raise ConfigError(
-                f"Unknown option {spell(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
+                f"Unknown option {as_typed(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
             )
         nested = to_dict(value) if dataclasses.is_dataclass(value) else value
         for part in reversed(place.split(".")):
@@ -568,12 +557,7 @@ def _labelled(
 ) -> tuple[LabelledImages, list[Any]]:
     """Return whatever a user may give as labelled images, and the label of each class as the user writes it.
 
-    Args:
-        X: a folder, labelled images, or a list.
-        y: the labels of a list.
-        class_names: all classes, where they are given.
-        known: the names of the classes so far; others are added behind them.
-        known_labels: their labels.
+    Classes that are not among those so far, ``known``, are added behind them.
     """
     if isinstance(X, LabelledImages) or y is None:
         if not isinstance(X, (str, os.PathLike, LabelledImages)):
@@ -609,7 +593,11 @@ def _with_labels(
         check_classification_targets(np.asarray(y))
         y = np.asarray(y).tolist()  # numpy's numbers as Python's
         if not known:
-            warnings.warn(_NUMBERS, stacklevel=4)
+            warnings.warn(
+                "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, "
+                "for example ['cat', 'dog'] for the labels 0 and 1.",
+                stacklevel=4,
+            )
     if class_names is None and not known and y:
         distinct = sorted(set(y))  # scikit-learn's order
         check_distinct(map(str, distinct), "label")
@@ -619,12 +607,6 @@ def _with_labels(
     images = from_lists(sources, [names.get(label, str(label)) for label in y], class_names, known)
     given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image spells it
     return images, [given.get(c, name) for c, name in enumerate(images.class_names)]
-
-
-_NUMBERS = (
-    "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, for example "
-    "['cat', 'dog'] for the labels 0 and 1."
-)
 
 
 def _sources(images: Images) -> list[ImageSource]:
@@ -637,14 +619,12 @@ def _sources(images: Images) -> list[ImageSource]:
         return [images]
     if isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OUS":
         return list(images)
-    if isinstance(images, (np.ndarray, torch.Tensor)) and (images.ndim < 3 or _looks_like_one(images.shape)):
+    if isinstance(images, (np.ndarray, torch.Tensor)) and (
+        # a stack of grey images (N, H, W) has no side of 1, 3 or 4
+        images.ndim < 3 or (images.ndim == 3 and {1, 3, 4} & {images.shape[0], images.shape[2]})
+    ):
         raise DataError(f"An array of shape {tuple(images.shape)} looks like one image: give a list, [image].")
     try:
         return list(images)
     except TypeError as problem:
         raise DataError(f"Images are a path, a folder or a list of images, not {type(images).__name__}.") from problem
-
-
-def _looks_like_one(shape: Sequence[int]) -> bool:
-    """Tell (H, W, channels) or (channels, H, W); a stack of grey images (N, H, W) has no side of 1, 3 or 4."""
-    return len(shape) == 3 and (shape[2] in (1, 3, 4) or shape[0] in (1, 3, 4))

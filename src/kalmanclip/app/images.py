@@ -63,14 +63,8 @@ def take_uploads(payload: Any, folder: Path) -> list[Upload]:
     """Decode the uploads that a request names; however that ends, their files are gone afterwards.
 
     A request may name anything. Only files that an upload has put into the folder are touched, each of which lies in
-    a folder of its own there; addresses are not fetched.
-
-    Args:
-        payload: what the browser sent for a field of files: nothing, one table with a ``path``, or a list of them.
-        folder: of all uploads.
-
-    Raises:
-        DataError: one is not an upload, or not a picture.
+    a folder of its own there; addresses are not fetched. ``payload`` is what the browser sent for a field of files:
+    nothing, one table with a ``path``, or a list of them.
     """
     entries = payload if isinstance(payload, list) else [payload] if payload else []
     if not all(isinstance(entry, dict) and is_upload(entry.get("path"), folder) for entry in entries):

@@ -36,12 +36,7 @@ document.addEventListener("paste", (event) => {
 
 
 def build(service: AdapterService, uploads: Path) -> gr.Blocks:
-    """Return the page over an adapter.
-
-    Args:
-        service: the adapter.
-        uploads: the folder that Gradio puts uploaded files into; nothing else is ever read.
-    """
+    """Return the page over an adapter; only what Gradio puts into the folder ``uploads`` is ever read."""
     with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(_STALE, _STALE)) as page:
         gr.HTML(render.title(service.about().folder))
         with gr.Tabs():

@@ -17,9 +17,7 @@ from kalmanclip.cli.console import bars, command_line, facts, fit_facts, listing
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from kalmanclip.data import LabelledImages
+    from kalmanclip.data import ImageSource, LabelledImages
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.plots import Example
 
@@ -46,38 +44,25 @@ def demo(
 
 def digits(seed: int, tests: int) -> tuple[LabelledImages, LabelledImages]:
     """Return images to learn from, 16 of each digit, and others to test on; both drawn with the seed."""
+    import numpy as np
+    from PIL import Image
     from sklearn.datasets import load_digits
 
     from kalmanclip.data import LabelledImages, sample_shots
 
     data = load_digits()
-    images = LabelledImages(list(map(_enlarged, data.images)), list(data.target), list(map(str, data.target_names)))
+    # 8 x 8 values from 0 to 16, bright on dark, become a smooth picture of dark ink on white paper
+    papers = (Image.fromarray((255 - pixels * (255 / 16)).astype(np.uint8)) for pixels in data.images)
+    sources: list[ImageSource] = [np.asarray(paper.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for paper in papers]
+    images = LabelledImages(sources, list(data.target), list(map(str, data.target_names)))
     train = sample_shots(images, SHOTS, seed)
     taken = set(map(id, train.sources))
     rest = images.subset(i for i, source in enumerate(images.sources) if id(source) not in taken)
     return train, sample_shots(rest, tests, seed)
 
 
-def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Turn 8 x 8 values from 0 to 16, bright on dark, into a smooth picture of dark ink on white paper."""
-    import numpy as np
-    from PIL import Image
-
-    paper = Image.fromarray((255 - pixels * (255 / 16)).astype(np.uint8))
-    return np.asarray(paper.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
-
-
 def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
-    """Run the demo and say what it does.
-
-    Args:
-        out: folder for the adapter, the picture and the test images.
-        seed: draws the images and orders them.
-        tests: test images per class.
-
-    Returns:
-        Accuracy before and after.
-    """
+    """Run the demo with so many test images per class; return the accuracy before and after."""
     with waiting("Loading"):
         from kalmanclip.data import fill
         from kalmanclip.estimator import KalmanCLIP
@@ -112,7 +97,11 @@ def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
         "of the filter's belief; a small one means that the filter is unsure."
     )
     shown = _examples(clf, test, seed)
-    _print_predictions(shown[:6])
+    table = listing("digit", "predicted", "probability", "lead", "", right=("probability", "lead"))
+    for p in shown[:6]:
+        verdict = "" if p.predicted == p.truth else "wrong"
+        table.add_row(p.truth, p.predicted, percent(p.probability), f"{p.lead:.2f}", verdict)
+    say(table)
 
     clf.save(out / ADAPTER)
     draw_predictions(out / PICTURE, shown)
@@ -148,14 +137,6 @@ def _examples(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15)
             some.sources, some.labels, found.labels, found.confidence, leads, strict=True
         )
     ]
-
-
-def _print_predictions(predictions: list[Example]) -> None:
-    table = listing("digit", "predicted", "probability", "lead", "", right=("probability", "lead"))
-    for p in predictions:
-        verdict = "" if p.predicted == p.truth else "wrong"
-        table.add_row(p.truth, p.predicted, percent(p.probability), f"{p.lead:.2f}", verdict)
-    say(table)
 
 
 def _write_folder(folder: Path, images: LabelledImages) -> None:

@@ -94,14 +94,9 @@ class RunOptions:
 def run_planned(
     runs: Sequence[Run], sources: Sequence[Source], store: Store, model: str | None, options: RunOptions
 ) -> list[dict[str, Any]]:
-    """Do the runs with progress bars and return the records of all, in their order.
+    """Do the runs that the store does not have, with progress bars; return the records of all, in their order.
 
-    Args:
-        runs: what to do; those that the store has are not done again.
-        sources: the data sets they name.
-        store: where results are saved; its folder exists.
-        model: how the runs' backbone is spelled here; None: as the runs name it.
-        options: how.
+    ``model`` is the name of their backbone on this machine; None: as the runs name it.
     """
     import torch
 
@@ -162,15 +157,7 @@ def _cache(choice: str | None) -> Path | None:
 
 
 def print_report(frame: pd.DataFrame, folder: Path) -> bool:
-    """Print the tables of a comparison, where ours is behind, and what failed.
-
-    Args:
-        frame: what `write_report` returned.
-        folder: where the files are.
-
-    Returns:
-        Whether every run is done.
-    """
+    """Print the tables of a comparison, where ours is behind, and what failed; return whether every run is done."""
     from kalmanclip.experiments.report import make_tables, remark
 
     for model, part in frame.groupby("model", sort=False):
