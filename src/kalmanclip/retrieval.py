@@ -46,11 +46,7 @@ class RetrievalResult:
 
 
 def pair_config(**options: Any) -> KalmanConfig:
-    """Return the options for pairs: a caption is told from the others of its batch, as CLIP was trained.
-
-    Args:
-        **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
-    """
+    """Return the options for pairs, with single ones changed: captions compete within a batch, as CLIP was trained."""
     return replace(preset("head"), **{"observation": "contrastive"} | options)
 
 

@@ -83,7 +83,7 @@ def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Block
                 [], label="Class", info="Choose one, or type a new name.", allow_custom_value=True, elem_id="kc-class"
             )
             learn = gr.Button("Learn from these pictures", variant="primary", elem_id="kc-learn")
-            lesson = gr.HTML(elem_id="kc-lesson")
+            banner = gr.HTML(elem_id="kc-lesson")
             gr.HTML(
                 '<p class="kc-note">It learns in memory. Save writes the adapter to disk; Undo goes back to there.</p>'
             )
@@ -118,8 +118,8 @@ def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Block
 
     undone = "Undone: this is the adapter as it was last saved."
     state = [about, measured, name]
-    learn.click(teach, [pictures, name], [lesson, pictures, *state], **_EVENT)
-    save.click(when_clicked(service.save, "Saved."), None, [lesson, *state], **_EVENT)
-    back.click(when_clicked(service.go_back, undone), None, [lesson, *state], **_EVENT)
+    learn.click(teach, [pictures, name], [banner, pictures, *state], **_EVENT)
+    save.click(when_clicked(service.save, "Saved."), None, [banner, *state], **_EVENT)
+    back.click(when_clicked(service.go_back, undone), None, [banner, *state], **_EVENT)
     page.load(now, None, state, **_EVENT)
     tab.select(now, None, state, **_EVENT)  # others may have taught it meanwhile

@@ -24,7 +24,6 @@ from kalmanclip.cli.runs import RunOptions, print_report, run_planned
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kalmanclip.experiments import Contamination
     from kalmanclip.experiments.select import Selection
 
 EXAMPLES = """
@@ -119,7 +118,8 @@ def compare(
     that search options choose on at most four validation images per class; test images are only measured on.
     """
     with waiting("Loading"):
-        from kalmanclip.experiments import Store, find_sources, plan
+        from kalmanclip.data.corruptions import SEVERITIES, require_package
+        from kalmanclip.experiments import Contamination, Store, find_sources, plan
         from kalmanclip.experiments.provenance import in_precision, model_name
         from kalmanclip.experiments.report import write_report
         from kalmanclip.experiments.spec import all_labels
@@ -140,7 +140,11 @@ def compare(
     running.check()
     chosen = split_values(methods) or all_labels(options)
     numbers = integers("shots", shots or SHOTS), integers("seeds", seeds or SEEDS)
-    levels = _contaminations(contamination, severities, contamination_seed)
+    strengths = tuple(integers("severities", severities)) if severities else SEVERITIES
+    corrupted = shares("contamination", contamination or ["0"])
+    levels = [Contamination(share, strengths, contamination_seed) for share in corrupted]
+    if any(corrupted):
+        require_package()
     with waiting("Looking for data sets"):
         plan([], chosen, *numbers, backbone, options, levels)  # as are other mistakes
         sources = find_sources(split_specs(data), root, template, split_specs(shift), list(product(*numbers)))
@@ -170,15 +174,3 @@ def _draw_again(folder: Path, also: list[Path], selection: Selection) -> None:
     with writable_folder(folder), waiting("Drawing"):
         frame = write_report(folder, in_order(list(records.values())))
     print_report(frame, folder)
-
-
-def _contaminations(given: list[str] | None, severities: list[str] | None, seed: int | None) -> list[Contamination]:
-    from kalmanclip.data.corruptions import SEVERITIES, require_package
-    from kalmanclip.experiments import Contamination
-
-    strengths = tuple(integers("severities", severities)) if severities else SEVERITIES
-    numbers = shares("contamination", given or ["0"])
-    levels = [Contamination(share, strengths, seed) for share in numbers]
-    if any(numbers):
-        require_package()
-    return levels

@@ -230,10 +230,7 @@ def _measure(
 
 
 def _detection(clf: KalmanCLIP, known: Prediction, outside: dict[str, Prediction], rate: float) -> dict[str, Any]:
-    """Return how well the images of one set are told from unknown ones, at a rate of false alarms.
-
-    The reference is MCM, the largest softmax of the untuned model.
-    """
+    """Return how well unknown images are detected beside those of one set; the reference is MCM of the untuned model."""
     from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
 
     def scores(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, float]:
@@ -307,7 +304,7 @@ def _print_several(results: list[dict[str, Any]]) -> None:
 
 
 def _print_unknown(results: Sequence[dict[str, Any]]) -> None:
-    """Print how well unknown images were told from those of each set, if that was measured."""
+    """Print how well unknown images were detected beside those of each set, if that was measured."""
     if "unknown" not in results[0]:
         return
     numbers = ("images", "AUROC", "FPR95", "flagged", "MCM AUROC", "MCM FPR95")
