@@ -441,7 +441,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         """
         method = fuse_methods([part._fitted() for part in parts])
         labels: dict[str, Any] = {}
-        for part in reversed(parts):  # as the first spells them
+        for part in reversed(parts):  # as the first writes them
             labels |= dict(zip(map(name_key, part.class_names_), part.classes_.tolist(), strict=True))
         fused = cls(method.backbone, method.config, templates=method.templates)
         fused._set_state(method, [labels[name_key(name)] for name in method.class_names], {"fused": len(parts)})
@@ -605,7 +605,7 @@ def _with_labels(
         require_two_classes(class_names, "the list of labels", "Pass class_names if the others do not occur here.")
     names = dict(zip(known_labels, known, strict=True))
     images = from_lists(sources, [names.get(label, str(label)) for label in y], class_names, known)
-    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image spells it
+    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image has it
     return images, [given.get(c, name) for c, name in enumerate(images.class_names)]
 
 

@@ -230,7 +230,7 @@ def _measure(
 
 
 def _detection(clf: KalmanCLIP, known: Prediction, outside: dict[str, Prediction], rate: float) -> dict[str, Any]:
-    """Return how well unknown images are detected beside those of one set; the reference is MCM of the untuned model."""
+    """Return how well unknown images are detected beside those of one set, and by MCM of the untuned model."""
     from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
 
     def scores(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, float]:

@@ -62,7 +62,7 @@ _LOW_RANK = "For the presets head, paper, paper-literal and joint"
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The method and its options, as options of a command."""
+    """Method and options, as options of a command."""
 
     preset: Annotated[
         str | None,
