@@ -13,7 +13,7 @@ runner = CliRunner()
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    from kalmanclip.demo import run
+    from kalmanclip.cli.demo import run
 
     out = tmp_path_factory.mktemp("demo")
     return out, run(out, tests=6)
@@ -40,7 +40,7 @@ def test_the_commands_it_suggests_work_on_what_it_leaves(result):
 
 
 def test_training_and_test_images_are_different_and_drawn_with_the_seed():
-    from kalmanclip.demo import digits
+    from kalmanclip.cli.demo import digits
 
     train, test = digits(seed=3, tests=5)
     assert train.counts() == [16] * 10

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kalmanclip import memory
+from kalmanclip import process
 
 
 @pytest.fixture
@@ -10,30 +10,30 @@ def system(monkeypatch, tmp_path):
     """A computer with 8 GiB free, and no container."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {8 << 20} kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "absent")
-    monkeypatch.setattr(memory, "_workers", 1)
+    monkeypatch.setattr(process, "_MEMINFO", meminfo)
+    monkeypatch.setattr(process, "_CGROUP", tmp_path / "absent")
+    monkeypatch.setattr(process, "_workers", 1)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return meminfo
 
 
 def test_alone_all_of_it_is_free(system):
-    assert memory.free_bytes() == 8 << 30
+    assert process.free_bytes() == 8 << 30
 
 
 def test_workers_share(system):
-    memory.share_with(4)
-    assert memory.free_bytes() == 2 << 30
+    process.share_with(4)
+    assert process.free_bytes() == 2 << 30
 
 
 def test_ranks_share(system, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert memory.free_bytes() == 4 << 30
+    assert process.free_bytes() == 4 << 30
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    assert memory.free_bytes() == 8 << 30
+    assert process.free_bytes() == 8 << 30
 
 
 def test_a_system_that_says_nothing(system, monkeypatch):
     system.unlink()
     monkeypatch.delattr("os.sysconf")
-    assert memory.free_bytes() == memory.UNKNOWN_BYTES
+    assert process.free_bytes() == process.UNKNOWN_BYTES

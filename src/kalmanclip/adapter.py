@@ -4,6 +4,8 @@ A folder holds ``adapter.json`` (what everything means) and one ``belief-<hash>.
 The tensors are written first, under a name that carries their hash; then ``adapter.json``, which points to them,
 replaces the old one in one step; then the old tensors go. Whenever the machine stops, the folder holds a complete
 adapter: the old one or the new one. Nothing in it can execute on load.
+
+`export_model` writes another kind of folder, a merged model that open_clip reads by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import open_clip
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,6 +21,7 @@ from torch import Tensor
 import kalmanclip
 from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import Backbone
+from kalmanclip.encoders.backbone import architecture_of
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.files import atomic_path, read_json, sha256_of, write_json_atomic
 from kalmanclip.filtering import Ranks
@@ -30,25 +34,16 @@ DESCRIPTION = "adapter.json"
 
 
 def save_adapter(folder: str | Path, method: Classifier, notes: dict[str, Any] | None = None) -> Path:
-    """Write a fitted method to ``folder`` (created if need be); an adapter already there is replaced.
+    """Write a fitted method to ``folder`` (created if need be) and return it; an adapter already there is replaced.
 
     Args:
         folder: where to.
         method: fitted at least once.
         notes: whatever else should be remembered (JSON values), e.g. how far an interrupted fit has come.
-
-    Returns:
-        The folder.
     """
-    folder = Path(folder)
     if not method.fitted:
         raise AdapterError("There is nothing to save: fit first.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise AdapterError(
-            f"Cannot create the adapter folder {folder}: {problem.strerror}. Choose a place you may write to."
-        ) from problem
+    folder = _created(folder)
     state = method.state_dict()
     file, digest = _write_tensors(folder, {name: tensor.cpu() for name, tensor in state.tensors.items()})
     description = {
@@ -68,6 +63,15 @@ def save_adapter(folder: str | Path, method: Classifier, notes: dict[str, Any] |
     for old in folder.glob("belief-*.safetensors"):
         if old.name != file:
             old.unlink(missing_ok=True)
+    return folder
+
+
+def _created(folder: str | Path) -> Path:
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise AdapterError(f"Cannot create {folder}: {problem.strerror}. Choose a place you may write to.") from problem
     return folder
 
 
@@ -159,3 +163,26 @@ def read_tensors(folder: Path, entry: dict[str, str]) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as problem:
         raise AdapterError(f"The adapter {folder} is damaged: {path.name}: {problem}. {advice}") from problem
+
+
+def export_model(folder: str | Path, method: Classifier) -> Path:
+    """Write a plain open_clip model with the learned parameters merged into it, and the classifier.
+
+    Read back with ``open_clip.create_model_and_transforms("local-dir:FOLDER")``. The prompts and class names are in
+    ``classes.json``, so that the classifier can be rebuilt.
+    """
+    model: Any = method.merged()
+    folder = _created(folder)
+    model_cfg = open_clip.get_model_config(architecture_of(method.backbone.name))
+    if any(type(m).__name__ == "QuickGELU" for m in model.modules()):
+        model_cfg["quick_gelu"] = True
+    for name, tensors in (("open_clip_model", model.state_dict()), ("classifier", {"weight": method.class_weights()})):
+        with atomic_path(folder / f"{name}.safetensors", AdapterError) as temporary:
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, temporary)
+    preprocess = getattr(model.visual, "preprocess_cfg", {})
+    for name, value in (
+        ("open_clip_config", {"model_cfg": model_cfg, "preprocess_cfg": preprocess}),
+        ("classes", {"class_names": list(method.class_names), "templates": list(method.templates)}),
+    ):
+        write_json_atomic(folder / f"{name}.json", value, AdapterError)
+    return folder

@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A (nested) option dataclass as plain JSON values."""
+    """Return a (nested) option dataclass as plain JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_dict(cls: type[T], values: Any, error: type[KalmanClipError] = ConfigError) -> T:
-    """The dataclass ``cls`` from plain values; missing options keep their defaults.
+    """Return the dataclass ``cls`` from plain values; missing options keep their defaults.
 
     Raises:
         error: an unknown option (the message lists the known ones) or a value that the dataclass refuses.
@@ -39,7 +39,7 @@ def from_dict(cls: type[T], values: Any, error: type[KalmanClipError] = ConfigEr
 
 
 def _revive(hint: Any, value: Any, error: type[KalmanClipError]) -> Any:
-    """A plain value as its field wants it: nested dataclasses, and tuples that JSON turned into lists."""
+    """Return a plain value as its field wants it: nested dataclasses, and tuples that JSON turned into lists."""
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value, error)  # type: ignore[arg-type]
     if typing.get_origin(hint) is tuple and isinstance(value, list):
@@ -48,7 +48,7 @@ def _revive(hint: Any, value: Any, error: type[KalmanClipError]) -> Any:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by dotted name, ``{"noise.beta": 0.9}``; an empty table stays one."""
+    """Return nested options by dotted name, ``{"noise.beta": 0.9}``; an empty table stays one."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict) and value
@@ -57,7 +57,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merge(old: Any, new: Any) -> Any:
-    """``new`` over ``old``, table by table, so that a file may give one option of a group and leave the others."""
+    """Return ``new`` over ``old``, table by table, so that one option of a group may be given and the others left."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return old | {name: merge(old.get(name), value) for name, value in new.items()}

@@ -40,12 +40,12 @@ class AdapterError(KalmanClipError, RuntimeError):
 
 
 class NumericalError(KalmanClipError, ArithmeticError):
-    """The mathematics broke down (a matrix that should be positive definite is not, values are not finite)."""
+    """Mathematics that broke down (a matrix that should be positive definite is not, values are not finite)."""
 
     exit_code = 6
 
 
 class RankError(KalmanClipError, RuntimeError):
-    """One of several processes that work together died, hangs or went astray; the others cannot go on without it."""
+    """One of several processes that work together died, hangs or disagrees; the others cannot go on without it."""
 
     exit_code = 7

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 
-from kalmanclip.adapter import load_adapter, read_description, save_adapter
+from kalmanclip.adapter import export_model, load_adapter, read_description, save_adapter
 from kalmanclip.config import flatten, merge, to_dict
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
@@ -34,7 +34,6 @@ from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
 from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
 from kalmanclip.errors import ConfigError, DataError
-from kalmanclip.export import export_model
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods import (
     PRESETS,
@@ -321,10 +320,6 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             neighbors: how many of the most similar training images to name, where they are known.
             zero_shot: whether the logits of the untouched model are computed, too.
             progress: called as ``progress(stage, done, total)``.
-
-        Raises:
-            ConfigError: nothing was learned yet (the mean alone will do with class names), or there is no calibration
-                that allows this coverage.
         """
         return self._fitted().predict(
             _sources(X),
@@ -358,9 +353,6 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             X: as in `predict`.
             coverage: the probability with which a set holds the true label.
             progress: called as ``progress(stage, done, total)``.
-
-        Raises:
-            ConfigError: nothing was held out to calibrate on, or too little for this coverage.
         """
         sets = self.predict_full(X, how="mean", coverage=coverage, progress=progress).sets or []
         label = dict(zip(self.class_names_, self.classes_.tolist(), strict=True))
@@ -368,8 +360,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     def ood_score(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
         """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from."""
-        self._require_ood()
-        score = self.predict_full(X, how="mean", progress=progress).ood_score
+        score = self._predict_ood(X, FALSE_ALARMS, progress).ood_score
         return np.empty(0) if score is None else score.numpy()
 
     def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
@@ -377,8 +368,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
         A share ``false_alarms`` of images of known classes may be flagged by mistake.
         """
-        self._require_ood()
-        flags = self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress).is_ood
+        flags = self._predict_ood(X, false_alarms, progress).is_ood
         return np.empty(0, dtype=bool) if flags is None else flags.numpy()
 
     def score(
@@ -451,7 +441,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         """
         method = fuse_methods([part._fitted() for part in parts])
         labels: dict[str, Any] = {}
-        for part in reversed(parts):  # as the first spells them
+        for part in reversed(parts):  # as the first writes them
             labels |= dict(zip(map(name_key, part.class_names_), part.classes_.tolist(), strict=True))
         fused = cls(method.backbone, method.config, templates=method.templates)
         fused._set_state(method, [labels[name_key(name)] for name in method.class_names], {"fused": len(parts)})
@@ -470,8 +460,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
-        model, weights, method = self.merge(), self.class_weights(), self._fitted()
-        return export_model(Path(folder), model, method.backbone.name, method.class_names, method.templates, weights)
+        return export_model(Path(folder), self._fitted())
 
     def _fitted(self) -> Classifier:
         method: Classifier | None = getattr(self, "method_", None)
@@ -505,19 +494,20 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             y = [number.get(label, label) for label in given]
         return _labelled(X, y, names)[0]
 
-    def _require_ood(self) -> None:
+    def _predict_ood(self, X: Images, false_alarms: float, progress: Progress) -> Prediction:
         if self.ood_threshold() is None:
             raise ConfigError(
                 "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default') and "
                 "at least 3 training images."
             )
+        return self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress)
 
 
 def make_config(
     preset: str | None = None,
     config: MethodConfig | None = None,
     options: Mapping[str, Any] | None = None,
-    spell: Callable[[str], str] = str,
+    as_typed: Callable[[str], str] = str,
 ) -> Any:
     """Return the options of a preset, or those of ``config``, with some of them changed: a `MethodConfig`.
 
@@ -526,10 +516,7 @@ def make_config(
         config: where to start from.
         options: by name, nested or dotted: ``{"noise": {"beta": 0.9}, "low_rank.rank": 2}``. ``alpha`` may be
             that of the filter; options of a joint method need not name its part.
-        spell: how the user wrote an option, for messages.
-
-    Raises:
-        ConfigError: an option is refused, or not one of this method's.
+        as_typed: how the user wrote an option, for messages.
     """
     start: Any = config
     if config is None or preset is not None:
@@ -542,7 +529,7 @@ def make_config(
             hint = f" It is one of the presets {', '.join(having)}." if having else ""
             known = ", ".join(field.name for field in dataclasses.fields(start))
             raise ConfigError(
-                f"Unknown option {spell(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
+                f"Unknown option {as_typed(name)!r} of the method {method_name(start)!r}.{hint} Known options: {known}."
             )
         nested = to_dict(value) if dataclasses.is_dataclass(value) else value
         for part in reversed(place.split(".")):
@@ -570,12 +557,7 @@ def _labelled(
 ) -> tuple[LabelledImages, list[Any]]:
     """Return whatever a user may give as labelled images, and the label of each class as the user writes it.
 
-    Args:
-        X: a folder, labelled images, or a list.
-        y: the labels of a list.
-        class_names: all classes, where they are given.
-        known: the names of the classes so far; others are added behind them.
-        known_labels: their labels.
+    Classes that are not among those so far, ``known``, are added behind them.
     """
     if isinstance(X, LabelledImages) or y is None:
         if not isinstance(X, (str, os.PathLike, LabelledImages)):
@@ -611,7 +593,11 @@ def _with_labels(
         check_classification_targets(np.asarray(y))
         y = np.asarray(y).tolist()  # numpy's numbers as Python's
         if not known:
-            warnings.warn(_NUMBERS, stacklevel=4)
+            warnings.warn(
+                "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, "
+                "for example ['cat', 'dog'] for the labels 0 and 1.",
+                stacklevel=4,
+            )
     if class_names is None and not known and y:
         distinct = sorted(set(y))  # scikit-learn's order
         check_distinct(map(str, distinct), "label")
@@ -619,14 +605,8 @@ def _with_labels(
         require_two_classes(class_names, "the list of labels", "Pass class_names if the others do not occur here.")
     names = dict(zip(known_labels, known, strict=True))
     images = from_lists(sources, [names.get(label, str(label)) for label in y], class_names, known)
-    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image spells it
+    given = dict(zip(reversed(images.labels), reversed(y), strict=True))  # as the first image has it
     return images, [given.get(c, name) for c, name in enumerate(images.class_names)]
-
-
-_NUMBERS = (
-    "The labels are numbers without names, so the prompts have the numbers themselves. Pass class_names, for example "
-    "['cat', 'dog'] for the labels 0 and 1."
-)
 
 
 def _sources(images: Images) -> list[ImageSource]:
@@ -639,14 +619,12 @@ def _sources(images: Images) -> list[ImageSource]:
         return [images]
     if isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OUS":
         return list(images)
-    if isinstance(images, (np.ndarray, torch.Tensor)) and (images.ndim < 3 or _looks_like_one(images.shape)):
+    if isinstance(images, (np.ndarray, torch.Tensor)) and (
+        # a stack of grey images (N, H, W) has no side of 1, 3 or 4
+        images.ndim < 3 or (images.ndim == 3 and {1, 3, 4} & {images.shape[0], images.shape[2]})
+    ):
         raise DataError(f"An array of shape {tuple(images.shape)} looks like one image: give a list, [image].")
     try:
         return list(images)
     except TypeError as problem:
         raise DataError(f"Images are a path, a folder or a list of images, not {type(images).__name__}.") from problem
-
-
-def _looks_like_one(shape: Sequence[int]) -> bool:
-    """Tell (H, W, channels) or (channels, H, W); a stack of grey images (N, H, W) has no side of 1, 3 or 4."""
-    return len(shape) == 3 and (shape[2] in (1, 3, 4) or shape[0] in (1, 3, 4))

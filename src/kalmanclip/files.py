@@ -35,11 +35,11 @@ _ADVICE = {
 }
 
 
-def _explain(verb: str, path: str | os.PathLike[str], error: OSError) -> str:
+def _explain(action: str, path: str | os.PathLike[str], error: OSError) -> str:
     """Return one line: what could not be done to which file, why, and what to do."""
     reason = error.strerror or str(error) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
-    return f"cannot {verb} {os.fspath(path)}: {reason} ({advice})"
+    return f"cannot {action} {os.fspath(path)}: {reason} ({advice})"
 
 
 def _sync_folder(folder: Path) -> None:

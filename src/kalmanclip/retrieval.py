@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from kalmanclip.data import CaptionedImages, FewShotTask, index_pairs, task_from_pairs
-from kalmanclip.data.images import ImageSource
 from kalmanclip.data.pairs import CAPTION_TEMPLATES
-from kalmanclip.encoders import Backbone, DualEncoder, LowRankConfig
+from kalmanclip.encoders import Activations, Backbone, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import frozen_activations
 from kalmanclip.errors import DataError
 from kalmanclip.estimator import KalmanCLIP
@@ -28,8 +27,7 @@ from kalmanclip.metrics import RetrievalRecall, embedding_recall
 
 RECALL_AT = (1, 5, 10)
 
-_TEXTS = 256
-"""Texts that are encoded at a time."""
+_TEXTS = 256  # that are encoded at a time
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,7 @@ class RetrievalResult:
 
 
 def pair_config(**options: Any) -> KalmanConfig:
-    """Return the options for pairs: a caption is told from the others of its batch, as CLIP was trained.
-
-    Args:
-        **options: single options of `KalmanConfig`, e.g. ``epochs=3``.
-    """
+    """Return the options for pairs, with single ones changed: captions compete within a batch, as CLIP was trained."""
     return replace(preset("head"), **{"observation": "contrastive"} | options)
 
 
@@ -136,37 +130,27 @@ def measure_recall(
     else:
         encoders = [DualEncoder(model, LowRankConfig())]
     index = index_pairs(pairs)
-    texts = embed_texts(encoders, index.texts, progress)
-    images = embed_images(encoders, index.sources, progress)
+    texts = _embed(
+        [encoder.encode_texts for encoder in encoders], _text_activations(encoders[0], index.texts, progress)
+    )
+    batches = frozen_activations(encoders[0], index.sources, progress)
+    images = _embed([encoder.encode_images for encoder in encoders], batches)
     matches = np.array(index.matches)
     nothing = (torch.zeros(len(index.sources), 1), torch.zeros(len(index.texts), 1))
     embeddings = [nothing, *zip(images, texts, strict=True)]
     return RetrievalResult(*(embedding_recall(i, t, matches, ks) for i, t in embeddings))
 
 
-@torch.no_grad()
-def embed_images(
-    encoders: Sequence[DualEncoder], sources: Iterable[ImageSource], progress: Progress = silent
-) -> list[Tensor]:
-    """Return unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
-    listed, done = list(sources), 0
-    rows: list[list[Tensor]] = [[] for _ in encoders]
-    for activations in frozen_activations(encoders[0], listed):
-        for column, encoder in zip(rows, encoders, strict=True):
-            column.append(encoder.encode_images(activations).float().cpu())
-        done += len(activations[0])
-        progress("reading images", done, len(listed))
-    return [torch.cat(column) for column in rows]
-
-
-@torch.no_grad()
-def embed_texts(encoders: Sequence[DualEncoder], texts: Sequence[str], progress: Progress = silent) -> list[Tensor]:
-    """Return unit-length embeddings (M, d) on the CPU by each encoder; their common frozen part runs once."""
-    rows: list[list[Tensor]] = [[] for _ in encoders]
+def _text_activations(encoder: DualEncoder, texts: Sequence[str], progress: Progress) -> Iterator[Activations]:
+    """Yield what the frozen part of the text tower makes of texts, in batches."""
     for begin in range(0, len(texts), _TEXTS):
         part = list(texts[begin : begin + _TEXTS])
-        activations = encoders[0].text.prefix(encoders[0].tokenize(part))
-        for column, encoder in zip(rows, encoders, strict=True):
-            column.append(encoder.encode_texts(activations).float().cpu())
+        yield encoder.text.prefix(encoder.tokenize(part))
         progress("reading texts", begin + len(part), len(texts))
-    return [torch.cat(column) for column in rows]
+
+
+@torch.no_grad()
+def _embed(encodes: Sequence[Callable[[Activations], Tensor]], batches: Iterable[Activations]) -> list[Tensor]:
+    """Return unit-length embeddings (N, d) on the CPU by each encoder; their common frozen part runs once."""
+    rows = [[encode(batch).float().cpu() for encode in encodes] for batch in batches]
+    return [torch.cat(column) for column in zip(*rows, strict=True)]

@@ -345,7 +345,7 @@ def test_many_people_at_once(adapter, tiny):
 def test_names_cannot_become_markup(page):
     nasty = "<img src=x onerror=alert(1)>\"'&"
     image = Upload(stripes(1).image, f"{nasty}.png")
-    html = render.lesson_html(page.learn([image], nasty))
+    html = render.update_html(page.learn([image], nasty))
     html += render.about_html(page.about()) + render.answer_html(page.look(image), image) + render.problem(nasty)
     assert "<img src=x" not in html
     assert html.count("&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;") >= 5

@@ -32,7 +32,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
         (adapter / file.name).write_bytes(file.read_bytes())
     words = ["app", adapter, "--images", learned, "--test", unseen, "--port", "0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "kalmanclip.cli", *map(str, words)],
+        [sys.executable, "-m", "kalmanclip", *map(str, words)],
         env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

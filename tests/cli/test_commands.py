@@ -24,7 +24,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
 
 runner = CliRunner()
-PROGRAM = [sys.executable, "-m", "kalmanclip.cli"]
+PROGRAM = [sys.executable, "-m", "kalmanclip"]
 COMMANDS = ["demo", "fit", "predict", "evaluate", "export", "info"]
 SHAPES = {"circle": 0, "square": 4, "triangle": 3}  # corners
 
@@ -98,6 +98,12 @@ def test_help_shows_an_example(command):
     assert re.search(rf"kalmanclip {command}\b", text.split("Examples")[1])
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS, "data check", "results list", "results export", "results diff"])
+def test_help_fits_80_columns(command):
+    text = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_help_is_broken_where_the_screen_ends_and_not_where_the_source_does():
     text = call("fit", "--help").stdout.split("Arguments")[0]
     lines = [line.split() for line in text.splitlines()]
@@ -156,6 +162,17 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
     config = found["config"]
     assert (found["method"], config["observation"], config["epochs"]) == ("kalman", "contrastive", 1)
     assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
+
+
+def test_the_flags_of_both_parts_go_with_the_joint_preset(photos, tmp_path):
+    assert "joint" in call("fit", "--help").stdout
+    flags = ("--epochs", 1, "--rank", 2, "--beta", 0.9, "--crops", 1, "--prior-std", 0.2, "--alpha", 0.3, "--seed", 4)
+    call("fit", photos, "-o", tmp_path / "a", "--preset", "joint", *flags)
+    found = description(tmp_path / "a")
+    low_rank, residuals = found["config"]["kalman"], found["config"]["residuals"]
+    assert (found["method"], low_rank["epochs"], low_rank["low_rank"]["rank"]) == ("joint", 1, 2)
+    assert (low_rank["noise"]["beta"], low_rank["seed"], residuals["seed"]) == (0.9, 4, 4)
+    assert (residuals["crops"], residuals["prior_std"], residuals["alpha"]) == (1, 0.2, 0.3)
 
 
 def test_prior_std_is_about_what_is_learned(photos, tmp_path):

@@ -149,7 +149,7 @@ def test_a_comparison_goes_on_from_a_file_with_a_line_per_run(words, undisturbed
 
 def test_two_processes_share_the_work(words, undisturbed, tmp_path):
     folder = tmp_path / "results"
-    command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder)]
+    command = [sys.executable, "-m", "kalmanclip", "compare", *words, "-o", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + PATIENCE
@@ -196,7 +196,7 @@ def test_results_of_different_code_are_pointed_out(words, undisturbed, tmp_path)
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_ends_the_same(words, undisturbed, tmp_path):
     folder = tmp_path / "results"
-    command = [sys.executable, "-m", "kalmanclip.cli", "compare", *words, "-o", str(folder), "--workers", "2"]
+    command = [sys.executable, "-m", "kalmanclip", "compare", *words, "-o", str(folder), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + PATIENCE

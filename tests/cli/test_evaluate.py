@@ -135,12 +135,12 @@ def test_corruptions_are_measured_beside_the_images_as_they_are(adapter, some):
 
 def test_all_is_every_corruption_of_imagenet_c():
     pytest.importorskip("imagecorruptions", reason="the extra [corruptions] is not installed")
-    from kalmanclip.cli.evaluate import _damages
+    from kalmanclip.cli.evaluate import _corruptions
     from kalmanclip.data.corruptions import CORRUPTIONS
 
-    assert _damages(["all"]) == [(name, level) for name in CORRUPTIONS for level in range(1, 6)]
-    assert _damages(["all:2", "fog:2"]) == [(name, 2) for name in CORRUPTIONS]
-    assert _damages(["fog"]) == [("fog", level) for level in range(1, 6)]
+    assert _corruptions(["all"]) == [(name, level) for name in CORRUPTIONS for level in range(1, 6)]
+    assert _corruptions(["all:2", "fog:2"]) == [(name, 2) for name in CORRUPTIONS]
+    assert _corruptions(["fog"]) == [("fog", level) for level in range(1, 6)]
 
 
 @pytest.mark.parametrize(

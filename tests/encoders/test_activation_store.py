@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kalmanclip import memory
+from kalmanclip import process
 from kalmanclip.data import FewShotTask, from_lists
 from kalmanclip.encoders import features, towers
 from kalmanclip.encoders.features import ActivationStore
@@ -108,16 +108,16 @@ def test_a_fit_runs_the_frozen_parts_once_per_image_and_prompt(name, tiny, monke
 
 
 def test_free_memory_is_what_the_system_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.free_bytes() > 0  # by whatever else the system says
+    monkeypatch.setattr(process, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(process, "_CGROUP", tmp_path)
+    assert process.free_bytes() > 0  # by whatever else the system says
     (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable: 300 kB\n")
-    assert memory.free_bytes() == 300 << 10
+    assert process.free_bytes() == 300 << 10
     (tmp_path / "memory.current").write_text("5000\n")
     (tmp_path / "memory.stat").write_text("anon 4000\ninactive_file 700\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_bytes(torch.device("cpu")) == 300 << 10
+    assert process.free_bytes(torch.device("cpu")) == 300 << 10
     (tmp_path / "memory.max").write_text("9000\n")
-    assert memory.free_bytes() == 4700
+    assert process.free_bytes() == 4700
     (tmp_path / "memory.max").write_text("3000\n")
-    assert memory.free_bytes() == 0
+    assert process.free_bytes() == 0

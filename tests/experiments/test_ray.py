@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.processes import PATIENCE
 
-from kalmanclip.cli.run_options import RunOptions
+from kalmanclip.cli.runs import RunOptions
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments import Store, run_all
 from kalmanclip.experiments.ray_workers import RayPool, require_ray, workers_on
@@ -90,7 +90,7 @@ def test_a_killed_driver_loses_nothing_but_what_was_in_flight(cluster, small_pla
     (source,), runs = small_plan
     words = ["compare", "--data", source.spelling, "--methods", "zero_shot,gda", "--shots", "1", "--seeds", "1,2,3"]
     words += ["--ray", cluster.address, "-o", str(tmp_path), "--cache", "off"]
-    command = [sys.executable, "-m", "kalmanclip.cli", *words]
+    command = [sys.executable, "-m", "kalmanclip", *words]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while driver.poll() is None and not list(tmp_path.glob("[0-9a-f]*.json")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,16 @@ from kalmanclip.data import read_images
 from kalmanclip.data.images import LazyImage, image_identity, load_image
 from kalmanclip.errors import DataError, ImageError
 
-MAX_BYTES = 20 << 20
-"""Of one uploaded file."""
-
-MAX_PIXELS = 50_000_000
-"""Of one picture: a small file can unpack to any size."""
-
-MAX_SHAPE = 50
-"""Times as long as wide. Models enlarge the short side of a thin picture, and the long one with it."""
-
-MAX_PICTURES = 100
-"""Of one lesson."""
-
-UPLOAD_SIDE = 1024
-"""Short side of an upload in pixels: more than any model's random crops ask for, and many pictures fit in memory."""
-
-PREVIEW_SIDE = 160
-"""Of the preview of a training picture, in pixels."""
+MAX_BYTES = 20 << 20  # of one uploaded file
+MAX_PIXELS = 50_000_000  # of one picture: a small file can unpack to any size
+MAX_SHAPE = 50  # times as long as wide: models enlarge the short side of a thin picture, and the long one with it
+MAX_PICTURES = 100  # to learn from at once
+UPLOAD_SIDE = 1024  # pixels of the short side: more than random crops ask for, and many pictures fit in memory
+PREVIEW_SIDE = 160  # pixels, of a training picture
 
 
 class Upload(LazyImage):
-    """A picture from the page, in memory only: nothing made of it goes into a cache.
-
-    Args:
-        image: in mode RGB.
-        name: of the file.
-    """
+    """A picture from the page (in mode RGB), in memory only: nothing made of it goes into a cache."""
 
     def __init__(self, image: Image.Image, name: str) -> None:
         self.image, self.name = image, name
@@ -55,11 +40,7 @@ class Upload(LazyImage):
 
 
 def read_upload(path: Path) -> Upload:
-    """Decode an uploaded file.
-
-    Raises:
-        ImageError: it is no picture, damaged or too large. The message names the file, not where it lies.
-    """
+    """Decode an uploaded file. Messages about it name the file, not where it lies."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ImageError(f"{path.name} is larger than {MAX_BYTES >> 20} MB; make it smaller")
@@ -67,7 +48,8 @@ def read_upload(path: Path) -> Upload:
     except FileNotFoundError as error:
         raise ImageError(f"{path.name} is no longer here; choose it again") from error
     except ImageError as error:
-        raise ImageError(_for_people(str(error).replace(str(path), path.name))) from error
+        message = str(error).replace(str(path), path.name)
+        raise ImageError(message.partition(", or, if you trust it")[0]) from error  # the rest is about Python
     short, long = sorted(image.size)
     if long > MAX_SHAPE * short:
         raise ImageError(f"{path.name} has {image.width} x {image.height} pixels: too long and thin to look at")
@@ -81,14 +63,8 @@ def take_uploads(payload: Any, folder: Path) -> list[Upload]:
     """Decode the uploads that a request names; however that ends, their files are gone afterwards.
 
     A request may name anything. Only files that an upload has put into the folder are touched, each of which lies in
-    a folder of its own there; addresses are not fetched.
-
-    Args:
-        payload: what the browser sent for a field of files: nothing, one table with a ``path``, or a list of them.
-        folder: of all uploads.
-
-    Raises:
-        DataError: one is not an upload, or not a picture.
+    a folder of its own there; addresses are not fetched. ``payload`` is what the browser sent for a field of files:
+    nothing, one table with a ``path``, or a list of them.
     """
     entries = payload if isinstance(payload, list) else [payload] if payload else []
     if not all(isinstance(entry, dict) and is_upload(entry.get("path"), folder) for entry in entries):
@@ -119,11 +95,6 @@ def preview(image: Image.Image, side: int) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
-def _for_people(message: str) -> str:
-    """Return a message without the advice for those who write Python."""
-    return message.partition(", or, if you trust it")[0]
-
-
 class Gallery:
     """Previews of the training pictures, found by the names that an adapter knows them by.
 
@@ -145,12 +116,9 @@ class Gallery:
     def show(self, position: int, name: str) -> str | None:
         """Return a preview of the training picture number ``position``; None if it is not to be had."""
         if (position, name) not in self._previews:
-            self._previews[position, name] = self._from_disk(name)
+            path, shown = self._paths.get(name), None
+            if path is not None:
+                with suppress(ImageError):  # the answer is worth more than a preview
+                    shown = preview(load_image(path, PREVIEW_SIDE, MAX_PIXELS), PREVIEW_SIDE)
+            self._previews[position, name] = shown
         return self._previews[position, name]
-
-    def _from_disk(self, name: str) -> str | None:
-        path = self._paths.get(name)
-        try:
-            return None if path is None else preview(load_image(path, PREVIEW_SIDE, MAX_PIXELS), PREVIEW_SIDE)
-        except ImageError:  # it was readable when it was learned; the answer is worth more than its preview
-            return None

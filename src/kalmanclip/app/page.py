@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,7 @@ document.addEventListener("paste", (event) => {
 
 
 def build(service: AdapterService, uploads: Path) -> gr.Blocks:
-    """Return the page over an adapter.
-
-    Args:
-        service: the adapter.
-        uploads: the folder that Gradio puts uploaded files into; nothing else is ever read.
-    """
+    """Return the page over an adapter; only what Gradio puts into the folder ``uploads`` is ever read."""
     with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(_STALE, _STALE)) as page:
         gr.HTML(render.title(service.about().folder))
         with gr.Tabs():
@@ -87,7 +83,7 @@ def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Block
                 [], label="Class", info="Choose one, or type a new name.", allow_custom_value=True, elem_id="kc-class"
             )
             learn = gr.Button("Learn from these pictures", variant="primary", elem_id="kc-learn")
-            lesson = gr.HTML(elem_id="kc-lesson")
+            banner = gr.HTML(elem_id="kc-lesson")
             gr.HTML(
                 '<p class="kc-note">It learns in memory. Save writes the adapter to disk; Undo goes back to there.</p>'
             )
@@ -104,30 +100,26 @@ def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Block
 
     def teach(payload: Any, class_name: Any) -> tuple[Any, ...]:
         try:
-            said = render.lesson_html(service.learn(take_uploads(payload, uploads), str(class_name or "")))
+            said = render.update_html(service.learn(take_uploads(payload, uploads), str(class_name or "")))
         except KalmanClipError as error:
             said = render.problem(str(error))
         return said, None, *now()
 
-    def write() -> tuple[Any, ...]:
-        try:
-            service.save()
-            said = render.done("Saved.")
-        except KalmanClipError as error:
-            said = render.problem(str(error))
-        return said, *now()
+    def when_clicked(action: Callable[[], None], done: str) -> Callable[[], tuple[Any, ...]]:
+        def act() -> tuple[Any, ...]:
+            try:
+                action()
+                said = render.done(done)
+            except KalmanClipError as error:
+                said = render.problem(str(error))
+            return said, *now()
 
-    def forget() -> tuple[Any, ...]:
-        try:
-            service.go_back()
-            said = render.done("Undone: this is the adapter as it was last saved.")
-        except KalmanClipError as error:
-            said = render.problem(str(error))
-        return said, *now()
+        return act
 
+    undone = "Undone: this is the adapter as it was last saved."
     state = [about, measured, name]
-    learn.click(teach, [pictures, name], [lesson, pictures, *state], **_EVENT)
-    save.click(write, None, [lesson, *state], **_EVENT)
-    back.click(forget, None, [lesson, *state], **_EVENT)
+    learn.click(teach, [pictures, name], [banner, pictures, *state], **_EVENT)
+    save.click(when_clicked(service.save, "Saved."), None, [banner, *state], **_EVENT)
+    back.click(when_clicked(service.go_back, undone), None, [banner, *state], **_EVENT)
     page.load(now, None, state, **_EVENT)
     tab.select(now, None, state, **_EVENT)  # others may have taught it meanwhile

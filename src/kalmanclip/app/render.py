@@ -1,4 +1,4 @@
-"""Answers, lessons and adapters as pieces of HTML. Whatever was typed or named by somebody is escaped."""
+"""Answers, updates and adapters as pieces of HTML. Whatever was typed or named by somebody is escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from kalmanclip.app.images import MAX_BYTES, MAX_PIXELS, Upload, preview
-from kalmanclip.app.service import COVERAGE, RANGE, About, Answer, Choice, Lesson, Measured, Neighbour
+from kalmanclip.app.service import COVERAGE, RANGE, About, Answer, Choice, Measured, Neighbour, Update
 from kalmanclip.prediction import FALSE_ALARMS
 
 _SIDE = 480  # pixels of the preview of what was uploaded
@@ -83,9 +83,7 @@ def _choice(choice: Choice) -> str:
 
 def _neighbours(neighbours: Iterable[Neighbour]) -> str:
     tiles = "".join(map(_neighbour, neighbours))
-    if not tiles:
-        return ""
-    return f"""<h3>Most similar training pictures</h3><ul class="kc-near">{tiles}</ul>"""
+    return f'<h3>Most similar training pictures</h3><ul class="kc-near">{tiles}</ul>' if tiles else ""
 
 
 def _neighbour(neighbour: Neighbour) -> str:
@@ -99,16 +97,16 @@ def _neighbour(neighbour: Neighbour) -> str:
     return f'<li><img src="{neighbour.preview}" alt="{_text(alt)}"><div>{text}</div></li>'
 
 
-def lesson_html(lesson: Lesson) -> str:
+def update_html(update: Update) -> str:
     """Return what learning has changed."""
-    n = lesson.pictures
-    parts = [f"<strong>Learned {_pictures(n)} of {_text(lesson.class_name)}.</strong>"]
-    if lesson.new:
+    n = update.pictures
+    parts = [f"<strong>Learned {_pictures(n)} of {_text(update.class_name)}.</strong>"]
+    if update.new:
         parts.append("The class is new, and can be recognised from now on.")
     else:
-        parts.append(f"Recognised before: {lesson.before} of {n}; now: {lesson.after} of {n}.")
-    if lesson.measured:
-        before, after = lesson.measured
+        parts.append(f"Recognised before: {update.before} of {n}; now: {update.after} of {n}.")
+    if update.measured:
+        before, after = update.measured
         parts.append(f"On the test pictures: {_percent(before.accuracy)} right before, {_percent(after.accuracy)} now.")
     parts.append("Nothing is on disk until you save.")
     return f'<div class="kc-banner kc-good" role="status">{" ".join(parts)}</div>'
@@ -121,13 +119,17 @@ def done(message: str) -> str:
 
 def about_html(about: About) -> str:
     """Return what the adapter is: classes, pictures, options."""
+    calibrated = "not calibrated; fit with --calibrate. "
+    calibrated += "Learning here takes a calibration away: it was about another belief."
+    if about.calibration:
+        calibrated = f"calibrated on {_pictures(about.calibration)}"
     counted = [n for n in about.counts.values() if n is not None]
     rows = [
         ("classes", str(len(about.counts))),
         ("training pictures", str(sum(counted)) if counted else "not counted in this adapter"),
         ("backbone", about.backbone),
         ("prompts", " | ".join(about.prompts)),
-        ("lists of classes", _calibrated(about)),
+        ("lists of classes", calibrated),
         ("not yet saved", _pictures(about.unsaved) if about.unsaved else "nothing"),
     ]
     facts = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in rows)
@@ -138,12 +140,6 @@ def about_html(about: About) -> str:
     return f"""<section aria-label="Adapter"><h2>What it holds</h2><dl class="kc-facts">{facts}</dl>
 <details class="kc-options"><summary>Options it was fitted with</summary><dl class="kc-facts">{options}</dl></details>
 <h3>Classes</h3>{_classes(about.counts)}</section>"""
-
-
-def _calibrated(about: About) -> str:
-    if about.calibration:
-        return f"calibrated on {_pictures(about.calibration)}"
-    return "not calibrated; fit with --calibrate. Learning here takes a calibration away: it was about another belief."
 
 
 def _classes(counts: dict[str, int | None]) -> str:

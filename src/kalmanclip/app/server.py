@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Listen at an address; port 0: any free one.
-
-    Raises:
-        ConfigError: somebody else listens there, or it is no address of this computer.
-    """
+    """Listen at an address; port 0: any free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
@@ -40,20 +36,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def address_of(listening: socket.socket) -> str:
-    """Return what to type into a browser."""
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def serve(service: AdapterService, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C, or until the process is asked to end.
-
-    Args:
-        service: the adapter.
-        listening: where; see `open_socket`.
-        ready: called with the address as soon as a browser can connect.
-    """
+    """Serve the page until Ctrl-C, or until the process is asked to end; ``ready`` is called with the address."""
     with _private_folder() as uploads:
         # only now: Gradio reads its settings when it is imported
         import gradio
@@ -85,7 +69,8 @@ def serve(service: AdapterService, listening: socket.socket, ready: Callable[[st
         app.add_middleware(RequestFilter, uploads=uploads, local=is_local(listening.getsockname()[0]))
         # browsers that are still connected at the end are no error worth a traceback
         config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1)
-        ready(address_of(listening))
+        host, port = listening.getsockname()[:2]
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         # Python would end at once, and the folder would stay
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:

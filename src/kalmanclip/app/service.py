@@ -23,23 +23,12 @@ from kalmanclip.metrics import ReliabilityBin, expected_calibration_error, relia
 from kalmanclip.prediction import LogitGaussian, Prediction
 from kalmanclip.prediction.conformal import images_needed
 
-CHOICES = 5
-"""Classes that are shown, the most probable first."""
-
-NEIGHBOURS = 6
-"""Training pictures that are shown."""
-
-RANGE = 0.9
-"""Share of the belief in which a probability stays within its range."""
-
-COVERAGE = 0.9
-"""With which the set of classes holds the right one."""
-
+CHOICES = 5  # classes that are shown, the most probable first
+NEIGHBOURS = 6  # training pictures that are shown
+RANGE = 0.9  # share of the belief in which a probability stays within its range
+COVERAGE = 0.9  # probability with which the set of classes holds the right one
+MAX_NAME = 80  # characters of a class name: longer ones do not fit into a prompt
 _DRAWS = 512
-
-
-MAX_NAME = 80
-"""Characters of a class name: longer ones do not fit into a prompt."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Update:
     """What learning has changed: of ``pictures`` of a class, how many were recognised before and are now.
 
     Attributes:
@@ -162,12 +151,8 @@ class AdapterService:
         with self._lock:
             return answer(self._classifier, image, self._gallery)
 
-    def learn(self, images: Sequence[Upload], class_name: str) -> Lesson:
-        """Go on learning, in memory; a class that is not known is added.
-
-        Raises:
-            DataError: there are no pictures, too many, or no class.
-        """
+    def learn(self, images: Sequence[Upload], class_name: str) -> Update:
+        """Go on learning, in memory; a class that is not known is added."""
         if not images:
             raise DataError("Choose at least one picture to learn from.")
         if len(images) > MAX_PICTURES:
@@ -181,18 +166,15 @@ class AdapterService:
             before, measured = self._recognised(named, name), self._measured
             self._classifier.partial_fit(named, [name] * len(named))
             self._unsaved += len(named)
-            self._keep_previews(named)
+            if training := self._classifier.training_images_:
+                for position, image in enumerate(named, start=len(training[0]) - len(named)):
+                    self._gallery.add(position, image.name, image.image)  # their files are gone
             self._measured = self._measure()
             both = None if measured is None or self._measured is None else (measured, self._measured)
-            return Lesson(name, len(named), before, self._recognised(named, name), new, both)
+            return Update(name, len(named), before, self._recognised(named, name), new, both)
 
     def save(self) -> None:
-        """Write the adapter to the folder it came from, completely or not at all.
-
-        Raises:
-            ConfigError: it may only be read.
-            AdapterError: it was changed by somebody else since it was loaded, or cannot be written.
-        """
+        """Write the adapter to the folder it came from, unless somebody else has changed it since it was loaded."""
         if self._read_only:
             raise ConfigError("The page was started with --read-only: nothing can be saved.")
         with self._lock:
@@ -219,12 +201,15 @@ class AdapterService:
     def about(self) -> About:
         """Return what the adapter is now."""
         with self._lock:
-            classifier = self._classifier
+            classifier, counts = self._classifier, dict[str, int | None].fromkeys(self._classifier.class_names_)
+            if training := classifier.training_images_:
+                found = Counter(training[1])
+                counts = {name: found[label] for label, name in enumerate(counts)}
             return About(
                 folder=self._folder.resolve().name,
                 backbone=classifier.backbone_.name,
                 prompts=tuple(classifier.templates),
-                counts=self._counts(),
+                counts=counts,
                 options=classifier.options_,
                 calibration=0 if classifier.calibration_ is None else len(classifier.calibration_),
                 measured=self._measured,
@@ -232,23 +217,9 @@ class AdapterService:
                 read_only=self._read_only,
             )
 
-    def _counts(self) -> dict[str, int | None]:
-        names, training = self._classifier.class_names_, self._classifier.training_images_
-        if training is None:
-            return dict.fromkeys(names)
-        counts = Counter(training[1])
-        return {name: counts[label] for label, name in enumerate(names)}
-
     def _recognised(self, images: Sequence[Upload], class_name: str) -> int:
-        label = self._classifier.class_names_.index(class_name) if class_name in self._classifier.class_names_ else -1
-        return int((self._classifier.predict_proba(images).argmax(axis=1) == label).sum())
-
-    def _keep_previews(self, images: Sequence[Upload]) -> None:
-        """Keep previews of the last training pictures: their files are gone."""
-        training = self._classifier.training_images_
-        if training is not None:
-            for position, image in enumerate(images, start=len(training[0]) - len(images)):
-                self._gallery.add(position, image.name, image.image)
+        names = self._classifier.class_names_
+        return sum(names[best] == class_name for best in self._classifier.predict_proba(images).argmax(axis=1))
 
     def _measure(self) -> Measured | None:
         if self._test is None:

@@ -25,8 +25,7 @@ from kalmanclip.cli import (
     results,
     retrieve,
 )
-from kalmanclip.cli.errors import set_debug
-from kalmanclip.cli.register import register
+from kalmanclip.cli.command import register, set_debug
 
 app = typer.Typer(
     name="kalmanclip",
@@ -40,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # `guarded` speaks to people; --debug shows Python's own traceback
+    pretty_exceptions_enable=False,  # `register` turns errors into one line; --debug shows Python's own traceback
 )
 
 
@@ -78,5 +77,5 @@ app.add_typer(results.app)
 
 
 def main() -> None:
-    """The console script ``kalmanclip``."""
+    """Run the console script ``kalmanclip``."""
     app()

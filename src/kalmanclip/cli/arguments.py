@@ -1,14 +1,14 @@
-"""What several commands share: arguments and their values, loading, output folders, images that cannot be read."""
+"""What several commands share: arguments and their values, loading, output folders, unreadable images."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,6 +18,8 @@ from kalmanclip.files import read_json
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
+
+Number = TypeVar("Number", int, float)
 
 Adapter = Annotated[
     Path, typer.Argument(metavar="ADAPTER", help="The folder that `kalmanclip fit` wrote.", show_default=False)
@@ -40,25 +42,19 @@ def load(adapter: Path, device: str | None, precision: str | None = None) -> Kal
         from kalmanclip.estimator import KalmanCLIP
 
         read_description(adapter)  # a mistyped path is no reason to build a model first
-        check_device(device)
-        check_precision(precision)
+        check_device(device, precision)
         return KalmanCLIP.load(adapter, device=device, precision=precision)
 
 
-def check_device(device: str | None) -> None:
-    """Refuse a device that this machine does not have, before images are read."""
-    if device is not None:
-        from kalmanclip.encoders.backbone import check_device
+def check_device(device: str | None, precision: str | None = None) -> None:
+    """Refuse a device that this machine does not have, or an unknown precision, before images are read."""
+    if device is not None or precision is not None:
+        from kalmanclip.encoders import backbone
 
-        check_device(device)
-
-
-def check_precision(precision: str | None) -> None:
-    """Refuse an unknown precision, before images are read."""
-    if precision is not None:
-        from kalmanclip.encoders.backbone import check_precision
-
-        check_precision(precision)
+        if device is not None:
+            backbone.check_device(device)
+        if precision is not None:
+            backbone.check_precision(precision)
 
 
 def options_file(path: Path | None) -> dict[str, Any]:
@@ -100,17 +96,19 @@ def refuse_foreign(folder: Path, ours: Sequence[str]) -> None:
             )
 
 
-def existing_adapter(output: Path) -> dict[str, Any] | None:
-    """Return the description of the adapter in ``output``; None where there is none."""
-    if not (output / "adapter.json").exists():
+def earlier_adapter(output: Path, force: bool, resume: bool = False) -> dict[str, Any] | None:
+    """Return the description of the adapter in ``output`` that a fit goes on with; None where a new one is written.
+
+    Without --force an adapter is not replaced: it is the result of work. With it, what is there may be damaged.
+    """
+    refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
+    if force or not (output / "adapter.json").exists():
         return None
     from kalmanclip.adapter import read_description
 
-    return read_description(output)
-
-
-def refuse_overwriting(output: Path, description: dict[str, Any]) -> NoReturn:
-    """Refuse to replace an adapter without --force: it is the result of work."""
+    description = read_description(output)
+    if resume:
+        return description
     notes = description.get("notes", {})
     if notes.get("epochs_done", 0) < notes.get("epochs", 0):
         raise AdapterError(
@@ -149,30 +147,29 @@ def unreadable(sources: Sequence[Any]) -> dict[int, ImageError]:
         return {i: error for i, error in enumerate(pool.map(problem, sources)) if error is not None}
 
 
-def words(values: Sequence[str] | None) -> list[str]:
+def split_values(values: Sequence[str] | None) -> list[str]:
     """Return the values of an option that is repeated, or has commas: ``["a,b", "c"]`` as a, b, c."""
-    return [word.strip() for value in values or () for word in value.split(",") if word.strip()]
+    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
 
 
 def integers(option: str, values: Sequence[str] | None) -> list[int]:
     """Return the same as whole numbers."""
-    try:
-        return [int(word) for word in words(values)]
-    except ValueError as error:
-        given = ",".join(values or ())
-        raise ConfigError(f"--{option} takes whole numbers, such as --{option} 1,2,4, not {given!r}.") from error
+    return _numbers(int, values, f"--{option} takes whole numbers, such as --{option} 1,2,4")
 
 
 def shares(option: str, values: Sequence[str] | None) -> list[float]:
     """Return the same as shares of one."""
+    return _numbers(float, values, f"--{option} takes shares, such as --{option} 0,0.1,0.5")
+
+
+def _numbers(kind: Callable[[str], Number], values: Sequence[str] | None, wanted: str) -> list[Number]:
     try:
-        return [float(word) for word in words(values)]
+        return [kind(value) for value in split_values(values)]
     except ValueError as error:
-        given = ",".join(values or ())
-        raise ConfigError(f"--{option} takes shares, such as --{option} 0,0.1,0.5, not {given!r}.") from error
+        raise ConfigError(f"{wanted}, not {','.join(values or ())!r}.") from error
 
 
-def spellings(values: Sequence[str] | None) -> list[str]:
+def split_specs(values: Sequence[str] | None) -> list[str]:
     """Return the same for data sets; the name of an existing folder may have commas, and so may a name of the Hub."""
     from kalmanclip.data.resolve import HUB, split_name
 
@@ -180,7 +177,7 @@ def spellings(values: Sequence[str] | None) -> list[str]:
         place = split_name(value)[1]
         return place.startswith(HUB) or Path(place).expanduser().exists()
 
-    return [path for value in values or () for path in ([value] if whole(value) else words([value]))]
+    return [path for value in values or () for path in ([value] if whole(value) else split_values([value]))]
 
 
 def check_share(option: str, value: float | None) -> None:

@@ -9,36 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kalmanclip.cli.arguments import (
-    Device,
     Precision,
-    check_precision,
+    check_device,
     integers,
     options_file,
     shares,
-    spellings,
-    words,
+    split_specs,
+    split_values,
     writable_folder,
 )
 from kalmanclip.cli.console import note, waiting
-from kalmanclip.cli.report import print_report
-from kalmanclip.cli.run_options import (
-    ATTEMPTS,
-    Also,
-    Attempts,
-    Cache,
-    CpusPerRun,
-    GpusPerRun,
-    Ray,
-    RetryFailed,
-    RunOptions,
-    Workers,
-    further_results,
-    run_planned,
-)
+from kalmanclip.cli.results import RunFilter
+from kalmanclip.cli.runs import RunOptions, print_report, run_planned
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kalmanclip.experiments import Contamination
+    from kalmanclip.experiments.store import Selection
 
 EXAMPLES = """
 kalmanclip compare --data photos/ -o results/
@@ -113,14 +99,8 @@ def compare(
     ] = None,
     contamination_seed: Annotated[int | None, typer.Option(help="Of that choice. Default: each run's seed.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
-    also: Also = None,
-    workers: Workers = 1,
-    cache: Cache = None,
-    retry_failed: RetryFailed = False,
-    attempts: Attempts = ATTEMPTS,
-    ray: Ray = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
+    *,
+    running: RunOptions,
     report_only: Annotated[
         bool,
         typer.Option(
@@ -129,7 +109,6 @@ def compare(
             "that --data (by name), --methods, --shots, --seeds and --model choose.",
         ),
     ] = False,
-    device: Device = None,
     precision: Precision = None,
 ) -> None:
     """Compare methods on the same draws of the same data sets.
@@ -139,31 +118,36 @@ def compare(
     that search options choose on at most four validation images per class; test images are only measured on.
     """
     with waiting("Loading"):
-        from kalmanclip.experiments import Store, find_sources, plan
+        from kalmanclip.data.corruptions import SEVERITIES, require_package
+        from kalmanclip.experiments import Contamination, Store, find_sources, plan
         from kalmanclip.experiments.provenance import in_precision, model_name
         from kalmanclip.experiments.report import write_report
         from kalmanclip.experiments.spec import all_labels
 
-    check_precision(precision)
+    check_device(None, precision)
     if precision is not None:
         model = in_precision(model or "tiny", precision)
-    earlier = further_results(also)
+    earlier = running.further_results()
     if report_only:
-        _draw_again(output, earlier, data, methods, shots, seeds, model)
+        only = RunFilter(data, methods, shots, seeds, None if model is None else [model])
+        _draw_again(output, earlier, only.selection())
         return
     if not data:
         raise ConfigError("There is nothing to compare on: give at least one data set with --data.")
     model = model or "tiny"
     options = options_file(config)
     backbone = model_name(model)  # a mistyped name is found before data sets are read
-    running = RunOptions(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
     running.check()
-    chosen = words(methods) or all_labels(options)
+    chosen = split_values(methods) or all_labels(options)
     numbers = integers("shots", shots or SHOTS), integers("seeds", seeds or SEEDS)
-    levels = _contaminations(contamination, severities, contamination_seed)
+    strengths = tuple(integers("severities", severities)) if severities else SEVERITIES
+    corrupted = shares("contamination", contamination or ["0"])
+    levels = [Contamination(share, strengths, contamination_seed) for share in corrupted]
+    if any(corrupted):
+        require_package()
     with waiting("Looking for data sets"):
         plan([], chosen, *numbers, backbone, options, levels)  # as are other mistakes
-        sources = find_sources(spellings(data), root, template, spellings(shift), list(product(*numbers)))
+        sources = find_sources(split_specs(data), root, template, split_specs(shift), list(product(*numbers)))
     runs = plan(sources, chosen, *numbers, backbone, options, levels)
     with writable_folder(output):
         records = run_planned(runs, sources, Store(output, earlier), model, running)
@@ -173,26 +157,11 @@ def compare(
         raise typer.Exit(1)
 
 
-def _draw_again(
-    folder: Path,
-    also: list[Path],
-    data: list[str] | None,
-    methods: list[str] | None,
-    shots: list[str] | None,
-    seeds: list[str] | None,
-    model: str | None,
-) -> None:
+def _draw_again(folder: Path, also: list[Path], selection: Selection) -> None:
     """Draw the report of what is in a folder and further results, without any data set or model at hand."""
     from kalmanclip.experiments.report import write_report
-    from kalmanclip.experiments.store import Selection, find_results, in_order
+    from kalmanclip.experiments.store import find_results, in_order
 
-    selection = Selection(
-        data=tuple(words(data)),
-        methods=tuple(words(methods)),
-        shots=tuple(integers("shots", shots)),
-        seeds=tuple(integers("seeds", seeds)),
-        models=() if model is None else (model,),
-    )
     # with further results, the folder may have none of its own yet
     own = [] if also and not (folder.is_dir() and any(folder.glob("*.json"))) else [folder]
     found = [find_results(path, selection) for path in (*also, *own)]
@@ -205,15 +174,3 @@ def _draw_again(
     with writable_folder(folder), waiting("Drawing"):
         frame = write_report(folder, in_order(list(records.values())))
     print_report(frame, folder)
-
-
-def _contaminations(given: list[str] | None, severities: list[str] | None, seed: int | None) -> list[Contamination]:
-    from kalmanclip.data.corruptions import SEVERITIES, require_package
-    from kalmanclip.experiments import Contamination
-
-    strengths = tuple(integers("severities", severities)) if severities else SEVERITIES
-    numbers = shares("contamination", given or ["0"])
-    levels = [Contamination(share, strengths, seed) for share in numbers]
-    if any(numbers):
-        require_package()
-    return levels

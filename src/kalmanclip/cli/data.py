@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kalmanclip.cli.arguments import Json
+from kalmanclip.cli.command import register
 from kalmanclip.cli.console import bars, command_line, facts, listing, note, say, suggest, waiting
-from kalmanclip.cli.register import register
 
 app = typer.Typer(
     name="data",
@@ -104,17 +104,9 @@ def get(name: Name, root: Root = None) -> None:
 
 
 def _row(dataset: Any, folder: Path | None) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "title": dataset.title,
-        "classes": dataset.classes,
-        "folder": None if folder is None else str(folder),
-        "licence": dataset.licence,
-        "download": dataset.download is not None,
-        "obtain": dataset.obtain,
-        "templates": list(dataset.templates),
-        "variants": list(dataset.variants),
-    }
+    names = ("name", "title", "classes", "folder", "licence", "download", "obtain", "templates", "variants")
+    special = {"folder": None if folder is None else str(folder), "download": dataset.download is not None}
+    return {name: special[name] if name in special else getattr(dataset, name) for name in names}
 
 
 register(app, list_, "kalmanclip data list\nkalmanclip data list --root datasets --json", "list")

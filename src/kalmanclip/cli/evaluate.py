@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +18,8 @@ from kalmanclip.cli.arguments import (
     check_share,
     load,
     naming_bad_images,
-    spellings,
-    words,
+    split_specs,
+    split_values,
 )
 from kalmanclip.cli.console import bars, facts, listing, note, percent, say
 from kalmanclip.errors import ConfigError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from kalmanclip.data.resolve import Shift
     from kalmanclip.estimator import KalmanCLIP
-    from kalmanclip.metrics import ClassResult
     from kalmanclip.prediction import Prediction
 
 EXAMPLES = """
@@ -43,22 +42,16 @@ kalmanclip evaluate imagenet.adapter imagenet_v2 imagenet_a --root ~/data
 kalmanclip evaluate pets.adapter test/ --corruption fog:3,gaussian_noise
 """
 
-AVERAGED = ("accuracy", "zero_shot_accuracy", "top5_accuracy", "nll", "ece", "brier", "failure_auroc")
-
-
-@dataclass(frozen=True)
-class Test:
-    """One thing to measure on.
-
-    Attributes:
-        name: of the images.
-        shift: the images, and the classes that they are measured among.
-        corruption: such as "fog:3"; None for the images as they are.
-    """
-
-    name: str
-    shift: Shift
-    corruption: str | None = None
+_COLUMNS = {
+    "accuracy": "accuracy",
+    "zero_shot_accuracy": "zero-shot",
+    "top5_accuracy": "top-5",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "failure_auroc": "failure AUROC",
+}
+_POINTS = 200  # of a risk-coverage curve, at most
 
 
 def evaluate(
@@ -115,38 +108,44 @@ def evaluate(
     "sets"; the numbers of the curves are in it.
     """
     check_share("false-alarms", false_alarms)
-    damages = _damages(corruption)
+    corruptions = _corruptions(corruption)
     plots = _plot_paths(output, pictures)
-    if plots and (len(data) > 1 or damages):
+    if plots and (len(data) > 1 or corruptions):
         raise ConfigError("Drawings are of one set of images: leave out -o and --pictures, or the others.")
-    folders = _unknown_folders(spellings(unknown))
+    from kalmanclip.data import read_images
+    from kalmanclip.data.resolve import split_name
+
+    named = _by_name(split_specs(unknown), "folders of unknown images")
+    folders = {name: read_images(split_name(spec)[1]) for name, spec in named.items()}
     clf = load(adapter, device, precision)
     if folders and clf.ood_threshold() is None:
         raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
-    tests = _tests(data, root, clf.class_names_, damages)
-    outside = {name: _scores(clf, _pass(clf, name, files, false_alarms)) for name, files in folders.items()}
-    results = [_measure(clf, test, outside, false_alarms) for test in tests]
+    tests = list(_tests(_by_name(data, "sets"), root, clf.class_names_, corruptions))
+    outside = {name: _predict(clf, name, files, false_alarms) for name, files in folders.items()}
+    results = [_measure(clf, *test, outside, false_alarms) for test in tests]
     if as_json:
-        typer.echo(json.dumps(_as_json(results), indent=2))
+        means = _corruption_means(results)
+        several = {"sets": results, **({"corruption_means": means} if means else {})}
+        typer.echo(json.dumps(results[0] if len(results) == 1 else several, indent=2))
     elif len(results) == 1:
         _print_one(results[0])
     else:
         _print_several(results)
-    _plot(plots, results[0], tests[0].shift.images.class_names)
+    _plot(plots, results[0])
 
 
-def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
+def _corruptions(given: Sequence[str] | None) -> list[tuple[str, int]]:
     """Return corruptions and severities, as they were asked for."""
     from kalmanclip.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, require_package
 
     found = []
-    for word in words(given):
-        name, colon, severity = word.partition(":")
+    for value in split_values(given):
+        name, colon, severity = value.partition(":")
         if name not in ("all", *CORRUPTIONS, *EXTRA_CORRUPTIONS):
             known = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))
             raise ConfigError(f"There is no corruption {name!r}. Give all, or one of: {known}.")
         if colon and severity not in map(str, SEVERITIES):
-            raise ConfigError(f"The severity of {word!r} must be a number from 1 (weak) to 5 (strong).")
+            raise ConfigError(f"The severity of {value!r} must be a number from 1 (weak) to 5 (strong).")
         names, levels = CORRUPTIONS if name == "all" else (name,), (int(severity),) if colon else SEVERITIES
         found += [(one, level) for one in names for level in levels]
     if found:
@@ -154,151 +153,104 @@ def _damages(given: Sequence[str] | None) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))
 
 
-def _tests(
-    data: Sequence[str], root: Path | None, classes: Sequence[str], damages: Sequence[tuple[str, int]]
-) -> list[Test]:
-    """Return what to measure on: every set as it is, then corrupted."""
-    from kalmanclip.data.catalog.imagenet import imagenet_class_names
-    from kalmanclip.data.corruptions import corrupted
-    from kalmanclip.data.resolve import data_name, read_shift
+def _by_name(specs: Sequence[str], what: str) -> dict[str, str]:
+    """Return the specs of data sets by their names, which must differ."""
+    from kalmanclip.data.resolve import data_name
 
-    labels = tuple(range(1000)) if list(classes) == list(imagenet_class_names()) else None
-    tests: list[Test] = []
-    for spelling in data:
-        name = data_name(spelling)
-        if any(test.name == name for test in tests):
-            raise ConfigError(f"Two sets are called {name!r}. Name one of them: OTHER={spelling}")
-        shift = read_shift(spelling, root, classes, labels)
-        tests.append(Test(name, shift))
-        for damage, level in damages:
-            spoilt = replace(shift, images=corrupted(shift.images, damage, level))
-            tests.append(Test(name, spoilt, f"{damage}:{level}"))
-    return tests
-
-
-def _unknown_folders(folders: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of unknown images, by the name of their folder."""
-    from kalmanclip.data import read_images
-    from kalmanclip.data.resolve import data_name, split_name
-
-    found: dict[str, list[Path]] = {}
-    for spelling in folders:
-        name = data_name(spelling)
+    found: dict[str, str] = {}
+    for spec in specs:
+        name = data_name(spec)
         if name in found:
-            raise ConfigError(f"Two folders of unknown images are called {name!r}. Name one of them: OTHER={spelling}")
-        found[name] = read_images(split_name(spelling)[1])
+            raise ConfigError(f"Two {what} are called {name!r}. Name one of them: OTHER={spec}")
+        found[name] = spec
     return found
 
 
-_POINTS = 200  # of a risk-coverage curve, at most
+def _tests(
+    specs: dict[str, str], root: Path | None, classes: Sequence[str], corruptions: Sequence[tuple[str, int]]
+) -> Iterator[tuple[str, str | None, Shift]]:
+    """Yield what to measure on: every set as it is, then corrupted."""
+    from kalmanclip.data.catalog.imagenet import imagenet_class_names
+    from kalmanclip.data.corruptions import corrupted
+    from kalmanclip.data.resolve import read_shift
+
+    labels = tuple(range(1000)) if list(classes) == list(imagenet_class_names()) else None
+    for name, spec in specs.items():
+        shift = read_shift(spec, root, classes, labels)
+        yield name, None, shift
+        for corruption, level in corruptions:
+            yield name, f"{corruption}:{level}", replace(shift, images=corrupted(shift.images, corruption, level))
 
 
-def _pass(clf: KalmanCLIP, name: str, sources: Sequence[Any], false_alarms: float) -> Prediction:
+def _predict(clf: KalmanCLIP, name: str, sources: Sequence[Any], false_alarms: float) -> Prediction:
     """Return all that is measured of images, from one pass over them."""
     with bars(f"{name}: ") as progress, naming_bad_images(sources):
         return clf.predict_full(sources, how="mean", false_alarms=false_alarms, zero_shot=True, progress=progress)
 
 
-def _measure(clf: KalmanCLIP, test: Test, outside: dict[str, Scores], false_alarms: float) -> dict[str, Any]:
+def _measure(
+    clf: KalmanCLIP,
+    name: str,
+    corruption: str | None,
+    shift: Shift,
+    outside: dict[str, Prediction],
+    false_alarms: float,
+) -> dict[str, Any]:
+    """Return the result of one set, as it is printed for JSON."""
     import numpy as np
 
-    from kalmanclip.metrics import (
-        BINS,
-        accuracy,
-        confusion_matrix,
-        per_class,
-        reliability_table,
-        risk_coverage,
-        summarise,
-    )
+    from kalmanclip import metrics
 
-    images, columns = test.shift.images, list(test.shift.columns)
-    prediction = _pass(clf, f"{test.name} {test.corruption or ''}".strip(), images.sources, false_alarms)
+    images, columns = shift.images, list(shift.columns)
+    prediction = _predict(clf, f"{name} {corruption or ''}".strip(), images.sources, false_alarms)
     assert prediction.zero_shot is not None
     tuned, untuned = (scores[:, columns] for scores in (prediction.mean, prediction.zero_shot))
     predicted = tuned.argmax(dim=1).numpy()
-    matrix = confusion_matrix(images.labels, predicted, len(columns))
+    matrix = metrics.confusion_matrix(images.labels, predicted, len(columns))
     probabilities, labels = tuned.double().softmax(dim=1).numpy(), np.asarray(images.labels)
-    curve = risk_coverage(probabilities.max(axis=1), predicted == labels)
+    curve = metrics.risk_coverage(probabilities.max(axis=1), predicted == labels)
     points = np.unique(np.linspace(0, len(labels) - 1, min(_POINTS, len(labels))).round().astype(int))
+    classes = [{"class": c, **asdict(r)} for c, r in zip(images.class_names, metrics.per_class(matrix), strict=True)]
+    for row in classes:
+        row["confused_with"] = images.class_names[row["confused_with"]] if row["times"] else None
     return {
-        "name": test.name,
-        "corruption": test.corruption,
+        "name": name,
+        "corruption": corruption,
         "images": len(images),
-        **summarise(probabilities, labels),
-        "zero_shot_accuracy": accuracy(images.labels, untuned.argmax(dim=1).numpy()),
-        "ece_bins": BINS,
+        **metrics.summarise(probabilities, labels),
+        "zero_shot_accuracy": metrics.accuracy(images.labels, untuned.argmax(dim=1).numpy()),
+        "ece_bins": metrics.BINS,
         "aurc": float(curve.risk.mean()),
-        **(_detection(_scores(clf, prediction), outside, false_alarms) if outside else {}),
-        "classes": _class_rows(images.class_names, per_class(matrix)),
+        **(_detection(clf, prediction, outside, false_alarms) if outside else {}),
+        "classes": classes,
         "confusion_matrix": matrix.tolist(),
-        "reliability": [asdict(row) for row in reliability_table(probabilities, labels)],
+        "reliability": [asdict(row) for row in metrics.reliability_table(probabilities, labels)],
         "risk_coverage": {"coverage": curve.coverage[points].tolist(), "risk": curve.risk[points].tolist()},
     }
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What tells unknown images from known ones; the larger a score, the more an image is like the known ones.
+def _detection(clf: KalmanCLIP, known: Prediction, outside: dict[str, Prediction], rate: float) -> dict[str, Any]:
+    """Return how well unknown images are detected beside those of one set, and by MCM of the untuned model."""
+    from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
 
-    Attributes:
-        familiarity: (N,), minus the out-of-distribution score.
-        mcm: (N,), the largest softmax of the untuned model: the reference.
-        flagged: the share of images above the threshold.
-    """
+    def scores(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return two scores, larger for known images, and the share of flagged ones."""
+        ood, flags, zero_shot = prediction.ood_score, prediction.is_ood, prediction.zero_shot
+        assert ood is not None
+        assert flags is not None
+        assert zero_shot is not None
+        mcm = maximum_softmax(zero_shot, temperature=clf.backbone_.logit_scale)
+        return -ood.numpy(), mcm, float(flags.double().mean())
 
-    familiarity: np.ndarray
-    mcm: np.ndarray
-    flagged: float
-
-
-def _scores(clf: KalmanCLIP, prediction: Prediction) -> Scores:
-    from kalmanclip.metrics import maximum_softmax
-
-    assert prediction.ood_score is not None
-    assert prediction.is_ood is not None
-    assert prediction.zero_shot is not None
-    mcm = maximum_softmax(prediction.zero_shot, temperature=clf.backbone_.logit_scale)
-    return Scores(-prediction.ood_score.numpy(), mcm, float(prediction.is_ood.double().mean()))
-
-
-def _detection(own: Scores, outside: dict[str, Scores], rate: float) -> dict[str, Any]:
-    """Return how well the images of one set are told from unknown ones, at a rate of false alarms."""
-    from kalmanclip.metrics import detection_auroc, fpr_at_tpr
-
-    rows = [
-        {
-            "name": name,
-            "images": len(other.mcm),
-            "auroc": detection_auroc(own.familiarity, other.familiarity),
-            "fpr95": fpr_at_tpr(own.familiarity, other.familiarity),
-            "mcm_auroc": detection_auroc(own.mcm, other.mcm),
-            "mcm_fpr95": fpr_at_tpr(own.mcm, other.mcm),
-            "flagged": other.flagged,
-        }
-        for name, other in outside.items()
-    ]
-    return {"unknown": rows, "false_alarms": {"asked_for": rate, "found": own.flagged}}
-
-
-def _class_rows(names: list[str], results: list[ClassResult]) -> list[dict[str, Any]]:
-    return [
-        {
-            "class": name,
-            "images": r.images,
-            "accuracy": r.accuracy,
-            "confused_with": None if r.confused_with is None else names[r.confused_with],
-            "times": r.times,
-        }
-        for name, r in zip(names, results, strict=True)
-    ]
-
-
-def _as_json(results: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(results) == 1:
-        return results[0]
-    means = _corruption_means(results)
-    return {"sets": results, **({"corruption_means": means} if means else {})}
+    own, own_mcm, found = scores(known)
+    rows = []
+    for name, prediction in outside.items():
+        other, mcm, flagged = scores(prediction)
+        row: dict[str, Any] = {"name": name, "images": len(mcm)}
+        row |= {"auroc": detection_auroc(own, other), "fpr95": fpr_at_tpr(own, other)}
+        row |= {"mcm_auroc": detection_auroc(own_mcm, mcm), "mcm_fpr95": fpr_at_tpr(own_mcm, mcm), "flagged": flagged}
+        rows.append(row)
+    return {"unknown": rows, "false_alarms": {"asked_for": rate, "found": found}}
 
 
 def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -306,31 +258,32 @@ def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     means = []
     for name in dict.fromkeys(result["name"] for result in results):
         corrupted = [result for result in results if result["name"] == name and result["corruption"]]
-        if len(corrupted) < 2:
-            continue
-        columns = {measure: [result[measure] for result in corrupted] for measure in AVERAGED}
-        numbers = {m: None if None in values else sum(values) / len(values) for m, values in columns.items()}
-        means.append({"name": name, "corruptions": len(corrupted), **numbers})
+        if len(corrupted) > 1:
+            columns = {measure: [result[measure] for result in corrupted] for measure in _COLUMNS}
+            numbers = {m: None if None in values else sum(values) / len(values) for m, values in columns.items()}
+            means.append({"name": name, "corruptions": len(corrupted), **numbers})
     return means
 
 
+def _cells(result: dict[str, Any]) -> list[str]:
+    return [f"{result[m]:.3f}" if m in ("nll", "brier") else percent(result[m]) for m in _COLUMNS]
+
+
 def _print_one(result: dict[str, Any]) -> None:
-    untuned, alarms = percent(result["zero_shot_accuracy"]), []
+    accuracy, untuned, top5, nll, brier, ece, failure = _cells(result)
+    rows = [
+        ("accuracy", f"{accuracy} of {result['images']} images"),
+        ("zero-shot", f"{untuned} (the same backbone and prompts, untuned)"),
+        *([] if result["top5_accuracy"] is None else [("top-5 accuracy", top5)]),
+        ("NLL", nll),
+        ("Brier score", brier),
+        ("ECE", f"{ece} ({result['ece_bins']} bins)"),
+        ("failure AUROC", failure),
+    ]
     if "unknown" in result:
         found, asked = (percent(result["false_alarms"][name]) for name in ("found", "asked_for"))
-        alarms = [("false alarms", f"{found} called unknown ({asked} asked for)")]
-    facts(
-        [
-            ("accuracy", f"{percent(result['accuracy'])} of {result['images']} images"),
-            ("zero-shot", f"{untuned} (the same backbone and prompts, untuned)"),
-            *([] if result["top5_accuracy"] is None else [("top-5 accuracy", percent(result["top5_accuracy"]))]),
-            ("NLL", f"{result['nll']:.3f}"),
-            ("Brier score", f"{result['brier']:.3f}"),
-            ("ECE", f"{percent(result['ece'])} ({result['ece_bins']} bins)"),
-            ("failure AUROC", percent(result["failure_auroc"])),
-            *alarms,
-        ]
-    )
+        rows.append(("false alarms", f"{found} called unknown ({asked} asked for)"))
+    facts(rows)
     _print_unknown([result])
     table = listing("class", "images", "accuracy", "mostly taken for", right=("images", "accuracy"))
     for row in result["classes"]:
@@ -340,8 +293,7 @@ def _print_one(result: dict[str, Any]) -> None:
 
 
 def _print_several(results: list[dict[str, Any]]) -> None:
-    numbers = ["images", "accuracy", "zero-shot", "top-5", "NLL", "Brier", f"ECE ({results[0]['ece_bins']} bins)"]
-    numbers.append("failure AUROC")
+    numbers = ["images", *(_COLUMNS | {"ece": f"ECE ({results[0]['ece_bins']} bins)"}).values()]
     table = listing("set", "corruption", *numbers, right=numbers)
     for result in results:
         table.add_row(result["name"], result["corruption"] or "none", str(result["images"]), *_cells(result))
@@ -351,19 +303,8 @@ def _print_several(results: list[dict[str, Any]]) -> None:
     _print_unknown(results)
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    shares = [percent(result[name]) for name in ("accuracy", "zero_shot_accuracy", "top5_accuracy")]
-    return [
-        *shares,
-        f"{result['nll']:.3f}",
-        f"{result['brier']:.3f}",
-        percent(result["ece"]),
-        percent(result["failure_auroc"]),
-    ]
-
-
 def _print_unknown(results: Sequence[dict[str, Any]]) -> None:
-    """Print how well unknown images were told from those of each set, if that was measured."""
+    """Print how well unknown images were detected beside those of each set, if that was measured."""
     if "unknown" not in results[0]:
         return
     numbers = ("images", "AUROC", "FPR95", "flagged", "MCM AUROC", "MCM FPR95")
@@ -395,7 +336,7 @@ def _plot_paths(output: Path | None, folder: Path | None) -> dict[str, Path]:
     return found
 
 
-def _plot(paths: dict[str, Path], result: dict[str, Any], names: list[str]) -> None:
+def _plot(paths: dict[str, Path], result: dict[str, Any]) -> None:
     """Draw what is asked for of one set's result."""
     if not paths:
         return
@@ -405,7 +346,7 @@ def _plot(paths: dict[str, Path], result: dict[str, Any], names: list[str]) -> N
     from kalmanclip.plots import draw_confusion, draw_reliability, draw_risk_coverage
 
     if path := paths.get("confusion"):
-        draw_confusion(path, np.asarray(result["confusion_matrix"]), names)
+        draw_confusion(path, np.asarray(result["confusion_matrix"]), [row["class"] for row in result["classes"]])
         note(f"Confusion matrix: {path}")
     if path := paths.get("reliability"):
         draw_reliability(path, [ReliabilityBin(**row) for row in result["reliability"]], result["ece"])

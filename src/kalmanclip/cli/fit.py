@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +16,11 @@ from kalmanclip.cli.arguments import (
     Device,
     Precision,
     check_device,
-    check_precision,
-    existing_adapter,
+    earlier_adapter,
     naming_bad_images,
-    refuse_foreign,
-    refuse_overwriting,
     writable_folder,
 )
+from kalmanclip.cli.command import INTERRUPTED
 from kalmanclip.cli.console import (
     bars,
     command_line,
@@ -36,14 +34,13 @@ from kalmanclip.cli.console import (
     suggest,
     waiting,
 )
-from kalmanclip.cli.errors import INTERRUPTED
 from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.files import read_json
 
 if TYPE_CHECKING:
-    from kalmanclip.data import CaptionedImages, CaptionedSplits, ImageSource, LabelledImages
+    from kalmanclip.data import CaptionedImages, CaptionedSplits, LabelledImages
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.methods import MethodConfig
 
@@ -59,8 +56,85 @@ kalmanclip fit hf:OWNER/NAME -o pets.adapter
 torchrun --nproc-per-node 8 -m kalmanclip fit photos/ -o pets.adapter --preset paper
 """
 
-METHOD = "The method (what is left out keeps the preset's value)"
-LOW_RANK = "For the presets head, paper and paper-literal"
+_METHOD = "The method (what is left out keeps the preset's value)"
+_LOW_RANK = "For the presets head, paper, paper-literal and joint"
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Method and options, as options of a command."""
+
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="default (class residuals), head, paper (both: low-rank, can be merged into the model), "
+            "paper-literal, joint (head, then class residuals on top).",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None
+    prior_std: Annotated[
+        float | None,
+        typer.Option(
+            help="How far similarities may move, a priori; left out, the default preset chooses it on the images.",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None
+    crops: Annotated[
+        int | None,
+        typer.Option(
+            help="Random crops of each image beside the centre crop (presets default and joint).",
+            rich_help_panel=_METHOD,
+        ),
+    ] = None
+    alpha: Annotated[
+        float | None, typer.Option(help="How strongly surprising images are damped.", rich_help_panel=_METHOD)
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.", rich_help_panel=_METHOD)] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file with any of the method's options; flags win.", rich_help_panel=_METHOD),
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=_LOW_RANK)] = None
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=_LOW_RANK)] = None
+    rank: Annotated[int | None, typer.Option(help="Rank of the tuned corrections.", rich_help_panel=_LOW_RANK)] = None
+    placement: Annotated[
+        str | None,
+        typer.Option(help="Where they sit: head (fast) or towers (inside the transformer).", rich_help_panel=_LOW_RANK),
+    ] = None
+    observation: Annotated[
+        str | None,
+        typer.Option(help="What the filter sees of a batch; a wrong name lists them.", rich_help_panel=_LOW_RANK),
+    ] = None
+    belief: Annotated[
+        str | None,
+        typer.Option(help="Structure of the covariance; a wrong name lists them.", rich_help_panel=_LOW_RANK),
+    ] = None
+    beta: Annotated[
+        float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=_LOW_RANK)
+    ] = None
+
+    def resolve(self, before: dict[str, Any] | None, captions: bool) -> Any:
+        """Return a `MethodConfig`: a preset, or the options of an interrupted fit; then the file, then flags."""
+        from kalmanclip.adapter import read_config
+        from kalmanclip.estimator import make_config
+        from kalmanclip.retrieval import pair_config
+
+        given: dict[str, Any] = {}
+        if self.config is not None:
+            if self.config.suffix != ".json":
+                raise ConfigError(f"The options file {self.config} must be a JSON file, with a name ending in .json.")
+            given = read_json(self.config, ConfigError)
+            if not isinstance(given, dict):
+                raise ConfigError(f'The options file {self.config} must hold options by name, such as {{"seed": 3}}.')
+        groups = {"rank": "low_rank.rank", "placement": "low_rank.placement", "beta": "noise.beta"}
+        flags = {groups.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        flags = {name: v for name, v in flags.items() if v is not None and name not in ("preset", "config")}
+        start = read_config(before) if before else pair_config() if captions else None
+
+        def as_typed(name: str) -> str:
+            return "--" + name.rpartition(".")[2].replace("_", "-") if name in flags else name
+
+        return make_config(self.preset or given.pop("preset", None), start, given | flags, as_typed)
 
 
 def fit(
@@ -95,53 +169,8 @@ def fit(
         list[str] | None,
         typer.Option(help='A prompt such as "a photo of a {}."; give several and they are averaged.'),
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="default (class residuals), head, paper (both: low-rank, can be merged into the model), "
-            "paper-literal.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    prior_std: Annotated[
-        float | None,
-        typer.Option(
-            help="How far similarities may move, a priori; left out, the default preset chooses it on the images.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    crops: Annotated[
-        int | None,
-        typer.Option(
-            help="Random crops of each image beside the centre crop (default preset).", rich_help_panel=METHOD
-        ),
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="How strongly surprising images are damped.", rich_help_panel=METHOD)
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=LOW_RANK)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=LOW_RANK)] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of the tuned corrections.", rich_help_panel=LOW_RANK)] = None,
-    placement: Annotated[
-        str | None,
-        typer.Option(help="Where they sit: head (fast) or towers (inside the transformer).", rich_help_panel=LOW_RANK),
-    ] = None,
-    observation: Annotated[
-        str | None,
-        typer.Option(help="What the filter sees of a batch; a wrong name lists them.", rich_help_panel=LOW_RANK),
-    ] = None,
-    belief: Annotated[
-        str | None,
-        typer.Option(help="Structure of the covariance; a wrong name lists them.", rich_help_panel=LOW_RANK),
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=LOW_RANK)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is random.", rich_help_panel=METHOD)] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A JSON file with any of the method's options; flags win.", rich_help_panel=METHOD),
-    ] = None,
+    *,
+    method: MethodOptions,
     device: Device = None,
     precision: Precision = None,
     resume: Annotated[
@@ -163,11 +192,7 @@ def fit(
     started = time.monotonic()
     if resume and force:
         raise ConfigError("--resume goes on with an adapter, --force replaces it. Give one of them.")
-    refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
-    before = None if force else existing_adapter(output)  # what is to be replaced may be damaged
-    resume = resume or (before is not None and restarted())  # an adapter that was not there at the first start
-    if before and not resume:
-        refuse_overwriting(output, before)
+    before = earlier_adapter(output, force, resume or restarted())
     if resume and not before:
         raise AdapterError(
             f"There is nothing in {output} to go on with: no pass was finished, or the name is another. "
@@ -183,20 +208,7 @@ def fit(
     captions = source.pairs is not None
     if captions and template:
         raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
-    flags = {
-        "prior_std": prior_std,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "low_rank.rank": rank,
-        "low_rank.placement": placement,
-        "observation": observation,
-        "belief": belief,
-        "crops": crops,
-        "alpha": alpha,
-        "noise.beta": beta,
-        "seed": seed,
-    }
-    options = _options(flags, config, preset, before, captions)
+    options = method.resolve(before, captions)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
         _require_same_options(before, options, model, template, noted)
@@ -213,9 +225,7 @@ def fit(
 
             labelled, held = hold_out(labelled, calibrate, options.seed)
         images, seen = _choose(source, labelled, shots, options.seed, before)
-    if not several():  # each of several has a device of its own
-        check_device(device)
-    check_precision(precision)
+    check_device(None if several() else device, precision)  # each of several has a device of its own
 
     writing = writable_folder(output) if first() else nullcontext()
     with working_together(device) as (ranks, device), writing:
@@ -247,7 +257,11 @@ def fit(
                     clf.calibrate(held, progress=progress)
                 _save(clf, output, notes)
         except KeyboardInterrupt:
-            _say_how_to_resume(data, output, notes)
+            if notes["epochs_done"]:
+                saved = f"{notes['epochs_done']} of {notes['epochs']} passes are saved in {output}. Go on with:"
+                note(f"Stopped. {saved}\n  {command_line('fit', data, '-o', output, '--resume')}")
+            else:
+                note("Stopped before the first pass was finished: nothing was saved. The same command starts again.")
             raise typer.Exit(INTERRUPTED) from None
     if first():
         _summarise(clf, len(images), data, output, time.monotonic() - started)
@@ -255,14 +269,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Source:
-    """What a fit may learn from.
-
-    Attributes:
-        location: the folder, file or name, as it was given.
-        labelled: images with classes; None if there are captions.
-        pairs: images with captions; None if there are classes.
-        templates: the data set's own prompt templates; None where it has none.
-    """
+    """What a fit learns from: images with classes, or with captions, and the data set's own templates if it has any."""
 
     location: str
     labelled: LabelledImages | None = None
@@ -271,11 +278,7 @@ class Source:
 
 
 def read_source(location: str) -> Source:
-    """Return what to learn from; of a data set with parts, the train part.
-
-    Args:
-        location: a folder, a .csv, .json or .jsonl list, or ``hf:`` and the name of a data set.
-    """
+    """Return what to learn from in a folder, a list or a data set of the Hub; of one with parts, the train part."""
     from kalmanclip.data import hub, lists, read_folder
     from kalmanclip.data.hub import HUB
     from kalmanclip.data.lists import is_list
@@ -287,10 +290,10 @@ def read_source(location: str) -> Source:
         return Source(location, read_folder(location))
     if hub.has_captions_only(location) if on_hub else lists.has_captions_only(location):
         return Source(location, pairs=caption_splits(location).get("train", location))
-    views = hub.read_hugging_face(location) if on_hub else lists.read_list(location)
-    if views.train is None:
+    splits = hub.read_hugging_face(location) if on_hub else lists.read_list(location)
+    if splits.train is None:
         raise DataError(f"{location} has nothing to learn from: none of its rows belongs to train")
-    return Source(location, views.train, templates=views.templates)
+    return Source(location, splits.train, templates=splits.templates)
 
 
 def caption_splits(location: str) -> CaptionedSplits:
@@ -301,31 +304,6 @@ def caption_splits(location: str) -> CaptionedSplits:
     return read_hugging_face_captions(location) if location.startswith(HUB) else read_caption_splits(location)
 
 
-def _options(
-    flags: dict[str, Any], file: Path | None, preset: str | None, before: dict[str, Any] | None, captions: bool
-) -> Any:
-    """Return the method's options: a preset, or those of an interrupted fit; then a file, then flags."""
-    from kalmanclip.adapter import read_config
-    from kalmanclip.estimator import make_config
-    from kalmanclip.retrieval import pair_config
-
-    given: dict[str, Any] = {}
-    if file is not None:
-        if file.suffix != ".json":
-            raise ConfigError(f"The options file {file} must be a JSON file, with a name that ends in .json.")
-        given = read_json(file, ConfigError)
-        if not isinstance(given, dict):
-            raise ConfigError(f'The options file {file} must hold a table of options, such as {{"seed": 3}}.')
-    flags = {name: value for name, value in flags.items() if value is not None}
-    preset = preset or given.pop("preset", None)
-    start = read_config(before) if before else pair_config() if captions else None
-
-    def spell(name: str) -> str:
-        return "--" + name.rpartition(".")[2].replace("_", "-") if name in flags else name
-
-    return make_config(preset, start, given | flags, spell)
-
-
 def _require_same_options(
     before: dict[str, Any],
     options: MethodConfig,
@@ -333,10 +311,7 @@ def _require_same_options(
     template: list[str] | None,
     noted: dict[str, int | str | None],
 ) -> None:
-    """Refuse to resume a fit with other options than it began with. Those not given now (None) are taken from there.
-
-    ``noted`` are those that the adapter's notes have, by name.
-    """
+    """Refuse to resume a fit with other options than it began with; None is not given."""
     from kalmanclip.adapter import read_config
     from kalmanclip.methods import method_name
 
@@ -388,23 +363,20 @@ def _choose(
 
 def _fingerprint(source: Source, images: LabelledImages) -> str:
     """Return a hash of the images' names, sizes and texts, wherever their folder or list lies."""
+    from kalmanclip.data.images import content_identity, image_identity
+
     location = Path(source.location)
     root = location if location.is_dir() else location.parent
     digest = hashlib.sha256()
     for image, label in zip(images.sources, images.labels, strict=True):
-        digest.update(f"{_identity(image, root)} {images.class_names[label]}\n".encode(errors="surrogateescape"))
+        if isinstance(image, str | os.PathLike):
+            path = Path(image)
+            name = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()  # a list may name any
+            content = str(path.stat().st_size if path.exists() else None)  # a broken link is reported when it is read
+        else:
+            name, content = image_identity(image), str(content_identity(image))
+        digest.update(f"{name} {content} {images.class_names[label]}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _identity(image: ImageSource, root: Path) -> str:
-    from kalmanclip.data.images import content_identity, image_identity
-
-    if not isinstance(image, str | os.PathLike):
-        return f"{image_identity(image)} {content_identity(image)}"
-    path = Path(image)
-    name = path.relative_to(root) if path.is_relative_to(root) else path  # a list may name any file
-    size = path.stat().st_size if path.exists() else None  # a broken link is reported when it is read
-    return f"{name.as_posix()} {size}"
 
 
 def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path, notes: dict[str, Any]) -> None:
@@ -425,16 +397,6 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path, notes: dict[st
 def _save(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
     if first():
         clf.save(output, notes)
-
-
-def _say_how_to_resume(data: str, output: Path, notes: dict[str, Any]) -> None:
-    if notes["epochs_done"] == 0:
-        note("Stopped before the first pass was finished: nothing was saved. The same command starts again.")
-        return
-    note(
-        f"Stopped. {notes['epochs_done']} of {notes['epochs']} passes are saved in {output}. Go on with:\n"
-        f"  {command_line('fit', data, '-o', output, '--resume')}"
-    )
 
 
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:

@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kalmanclip.cli.arguments import (
-    Device,
-    check_device,
-    existing_adapter,
-    refuse_foreign,
-    refuse_overwriting,
-    writable_folder,
-)
+from kalmanclip.cli.arguments import Device, check_device, earlier_adapter, writable_folder
 from kalmanclip.cli.console import command_line, facts, some, suggest, waiting
 from kalmanclip.errors import AdapterError
 
@@ -50,11 +43,7 @@ def fuse(
         raise AdapterError("An adapter is given twice, and its images would count twice. Give each of them once.")
     if output.resolve() in resolved:
         raise AdapterError(f"{output} is one of the adapters to fuse. Choose another name for the result.")
-    refuse_foreign(output, ours=("adapter.json", "belief*.safetensors"))
-    before = None if force else existing_adapter(output)
-    if before:
-        refuse_overwriting(output, before)
-
+    earlier_adapter(output, force)
     with waiting("Loading the model"):
         from kalmanclip.adapter import read_description
         from kalmanclip.estimator import KalmanCLIP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,51 +73,34 @@ def _cached() -> list[tuple[str, str]]:
 
 def _adapter(adapter: Path) -> None:
     with waiting("Reading"):
-        from kalmanclip.adapter import read_description
+        from kalmanclip.adapter import read_config, read_description, read_tensors
 
         description = read_description(adapter)
-        belief = _belief(adapter, description)
-    names, backbone = description["class_names"], description["backbone"]
+        tensors = read_tensors(adapter, description["tensors"])  # without the backbone, which may not be here
+        belief = [*_low_rank(adapter, description, tensors), *_residuals(tensors)]
+    names, backbone, notes = description["class_names"], description["backbone"], description.get("notes", {})
+    passes = []
+    if "epochs_done" in notes:
+        interrupted = notes["epochs_done"] < notes["epochs"]
+        more = ": interrupted, go on with fit --resume" if interrupted else ""
+        passes = [("passes", f"{notes['epochs_done']} of {notes['epochs']}{more}")]
+    known, held = (len(tensors.get(f"{part}.labels", ())) for part in ("ood", "conformal"))
     facts(
         [
             ("backbone", f"{backbone['name']} (weights {backbone['hash'][:12]})"),
             ("classes", f"{len(names)} ({some(names)})"),
             ("prompts", " | ".join(description["templates"])),
-            *_passes(description.get("notes", {})),
+            *passes,
             *belief,
+            ("unknown images", f"told by {known} training images" if known else "are not marked (default preset only)"),
+            ("sets of classes", f"calibrated on {held} images" if held else "not calibrated (fit --calibrate)"),
             ("size", f"{size_of(adapter)}, written by kalmanclip {description.get('kalmanclip', '?')}"),
         ]
     )
     say()
     say("Options", style="bold")
-    facts(_options(description))
-
-
-def _options(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield all options, as a file for --config would have them."""
-    from kalmanclip.adapter import read_config
-
-    for name, value in flatten(to_dict(read_config(description))).items():
-        yield f"  {name}", value if isinstance(value, str) else json.dumps(value)
-
-
-def _belief(adapter: Path, description: dict[str, Any]) -> list[tuple[str, str]]:
-    """Describe the belief alone, without the backbone, which may not be on this computer."""
-    from kalmanclip.adapter import read_tensors
-
-    tensors = read_tensors(adapter, description["tensors"])
-    return [*_low_rank(adapter, description, tensors), *_classes(tensors), *_uncertainty(tensors)]
-
-
-def _classes(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    if "residuals.mean" not in tensors:
-        return []
-    C, d = tensors["residuals.mean"].shape
-    std, gain = float(tensors["residuals.strength"]) ** -0.5, float(tensors["residuals.gain"])
-    return [
-        ("belief", f"about residuals of {C} classes in {d} dimensions"),
-        ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
-    ]
+    options = flatten(to_dict(read_config(description)))  # by name, as a file for --config has them
+    facts((f"  {name}", value if isinstance(value, str) else json.dumps(value)) for name, value in options.items())
 
 
 def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
@@ -133,32 +115,24 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
         std = restore_belief(structure, state).marginal_variance().sqrt()
     except ConfigError as problem:
         raise AdapterError(f"The adapter {adapter} is damaged: {problem}.") from problem
-    return [
+    rows = [
         ("steps", f"{numbers['steps']}, of which {numbers['skipped']} skipped"),
         ("belief", f"{structure}, over {std.numel()} low-rank parameters"),
         ("", f"standard deviations from {std.min():.3g} to {std.max():.3g}"),
-        *_shrinkage(numbers.get("prior_variance"), float(std.mean())),
     ]
+    if variance := numbers.get("prior_variance"):
+        prior, mean = variance**0.5, float(std.mean())
+        share = percent(mean / prior)
+        rows.append(("", f"before it saw anything {prior:.3g}, now {mean:.3g} on average: {share} of it"))
+    return rows
 
 
-def _uncertainty(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
-    """Describe what predictions can say beside classes."""
-    images, held = (len(tensors.get(f"{part}.labels", ())) for part in ("ood", "conformal"))
+def _residuals(tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    if "residuals.mean" not in tensors:
+        return []
+    C, d = tensors["residuals.mean"].shape
+    std, gain = float(tensors["residuals.strength"]) ** -0.5, float(tensors["residuals.gain"])
     return [
-        ("unknown images", f"told by {images} training images" if images else "are not marked (default preset only)"),
-        ("sets of classes", f"calibrated on {held} images" if held else "not calibrated (fit --calibrate)"),
+        ("belief", f"about residuals of {C} classes in {d} dimensions"),
+        ("", f"prior standard deviation of a similarity {std:.2f}, text's share {percent(gain)}"),
     ]
-
-
-def _shrinkage(prior_variance: float | None, mean: float) -> list[tuple[str, str]]:
-    if not prior_variance:
-        return []
-    prior = prior_variance**0.5
-    return [("", f"before it saw anything {prior:.3g}, now {mean:.3g} on average: {percent(mean / prior)} of it")]
-
-
-def _passes(notes: dict[str, Any]) -> list[tuple[str, str]]:
-    if "epochs_done" not in notes:
-        return []
-    done, of = notes["epochs_done"], notes["epochs"]
-    return [("passes", f"{done} of {of}" + ("" if done >= of else ": interrupted, go on with fit --resume"))]

@@ -6,27 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kalmanclip.cli.arguments import Device, integers, options_file, spellings, words, writable_folder
+from kalmanclip.cli.arguments import integers, options_file, split_specs, split_values, writable_folder
 from kalmanclip.cli.console import listing, note, say, waiting
-from kalmanclip.cli.report import print_sheet
-from kalmanclip.cli.run_options import (
-    ATTEMPTS,
-    Also,
-    Attempts,
-    Cache,
-    CpusPerRun,
-    GpusPerRun,
-    Ray,
-    RetryFailed,
-    RunOptions,
-    Workers,
-    further_results,
-    run_planned,
-)
+from kalmanclip.cli.runs import RunOptions, print_sheet, run_planned
 from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -83,7 +69,6 @@ def paper(
     config: Annotated[
         Path | None, typer.Option(help='A JSON file with other options by method, such as {"coop": {"crops": 10}}.')
     ] = None,
-    also: Also = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
     report_only: Annotated[
         bool,
@@ -93,14 +78,8 @@ def paper(
             "say which results are theirs.",
         ),
     ] = False,
-    workers: Workers = 1,
-    cache: Cache = None,
-    retry_failed: RetryFailed = False,
-    attempts: Attempts = ATTEMPTS,
-    ray: Ray = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
-    device: Device = None,
+    *,
+    running: RunOptions,
 ) -> None:
     """Reproduce the paper: run what a table or figure needs, and show it beside the printed numbers.
 
@@ -110,13 +89,17 @@ def paper(
     the figures, and results.jsonl with one line per run.
     """
     with waiting("Loading"):
+        from kalmanclip.data.corruptions import require_package
         from kalmanclip.experiments import Store
         from kalmanclip.experiments.paper.plan import check_options, chosen_sets, find_sets, study_runs
         from kalmanclip.experiments.paper.studies import STUDIES
         from kalmanclip.experiments.provenance import model_name
 
-    asked = _studies(which, STUDIES)
-    running = RunOptions(device, workers, cache, ray, gpus_per_run, cpus_per_run, attempts, retry_failed)
+    names = split_values(which)
+    for name in names:
+        if name not in STUDIES and name != "all":
+            raise ConfigError(f"The paper has no {name!r}. There are: {', '.join(STUDIES)}, all.")
+    asked = [study for name, study in STUDIES.items() if name in names or "all" in names]
     draws = integers("seeds", seeds or SEEDS)
     backbone = model_name(model)
     options = options_file(config)
@@ -124,29 +107,30 @@ def paper(
         note(f"Not rows of the paper, and left out: {', '.join(foreign)}.")
     if not (plan or report_only):
         running.check()
-        _check_corruptions(asked)
-    earlier = further_results(also)
+        if any(any(study.shares) for study in asked):  # asked for now, not after hours of other runs
+            require_package()
+    earlier = running.further_results()
     if report_only and not output.is_dir():
         raise DataError(f"There is no folder {output}. Give the folder that an earlier `kalmanclip paper` wrote.")
     with waiting("Looking for data sets"):
         pairs = list(product(sorted({k for study in asked for k in study.shots}), draws))
-        found = find_sets(asked, spellings(data), root, template or (), spellings(shift), pairs)
-    sets = {study.name: chosen_sets(study, found) for study in asked}
-    runs = {
-        study.name: study_runs(study, [s for s in sets[study.name].values() if s], draws, backbone, options)
-        for study in asked
-    }
+        found = find_sets(asked, split_specs(data), root, template or (), split_specs(shift), pairs)
+    planned = []
+    for study in asked:
+        sets = chosen_sets(study, found)
+        runs = study_runs(study, [s for s in sets.values() if s], draws, backbone, options)
+        planned.append(Planned(study, sets, runs))
     if plan:
-        _print_plan(asked, runs, sets, Store(output, earlier), found)
+        _print_plan(planned, Store(output, earlier), found)
         return
     with writable_folder(output):
         store = Store(output, earlier)
         if not report_only:
-            for study in asked:
-                _run(study, runs[study.name], sets[study.name], store, model, running)
+            for part in planned:
+                _run(part, store, model, running)
         with waiting("Drawing"):
-            sheets = [_sheet(study, runs[study.name], sets[study.name], store, found) for study in asked]
-            _write(output, sheets, _records(runs, store), backbone, draws)
+            sheets = [_sheet(part, store, found) for part in planned]
+            _write(output, sheets, _records(planned, store), backbone, draws)
     for sheet in sheets:
         print_sheet(sheet)
     note(f"Also in {output}: every table as .md and .tex, every figure as .png and .svg, and results.jsonl.")
@@ -155,53 +139,44 @@ def paper(
         raise typer.Exit(1)
 
 
-def _studies(which: Sequence[str], known: Mapping[str, Study]) -> list[Study]:
-    names = words(which)
-    for name in names:
-        if name not in known and name != "all":
-            raise ConfigError(f"The paper has no {name!r}. There are: {', '.join(known)}, all.")
-    return [study for name, study in known.items() if name in names or "all" in names]
+class Planned(NamedTuple):
+    """A study with its data sets (None: not here) and runs."""
+
+    study: Study
+    sets: Mapping[str, Source | None]
+    runs: Sequence[Run]
 
 
-def _check_corruptions(asked: Sequence[Study]) -> None:
-    """What table3 needs is asked for now, not after hours of other runs."""
-    if any(any(study.shares) for study in asked):
-        from kalmanclip.data.corruptions import require_package
-
-        require_package()
-
-
-def _run(
-    study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, model: str, running: RunOptions
-) -> None:
+def _run(planned: Planned, store: Store, model: str, running: RunOptions) -> None:
+    name, runs = planned.study.name, planned.runs
     if not runs:
-        note(f"{study.name}: none of its data sets is here.")
+        note(f"{name}: none of its data sets is here.")
         return
-    note(f"{study.name}: {len(runs)} runs")
+    note(f"{name}: {len(runs)} runs")
     shifted = any(run.shifts for run in runs)
-    sources = [source if shifted else replace(source, shifts=()) for source in sets.values() if source]
+    sources = [source if shifted else replace(source, shifts=()) for source in planned.sets.values() if source]
     run_planned(runs, sources, store, model, running)
 
 
-def _sheet(study: Study, runs: Sequence[Run], sets: Mapping[str, Source | None], store: Store, found: Found) -> Sheet:
+def _sheet(planned: Planned, store: Store, found: Found) -> Sheet:
     from kalmanclip.experiments.paper.fill import fill
     from kalmanclip.experiments.runner import named
 
+    study, sets, runs = planned
     records = [named(record, run) for run in runs if (record := store.record(run)) is not None]
     shifts = {name: [s.name for s in source.shifts] if source else list(study.shifts) for name, source in sets.items()}
     return fill(study, shifts, records, found.missing, runs)
 
 
-def _records(runs: Mapping[str, Sequence[Run]], store: Store) -> list[dict[str, Any]]:
+def _records(planned: Sequence[Planned], store: Store) -> list[dict[str, Any]]:
     """Return every record once, with what each of the studies that show it calls it."""
     from kalmanclip.experiments.runner import named
 
     found: dict[str, dict[str, Any]] = {}
-    for name, planned in runs.items():
-        for run in planned:
-            record = store.record(run)
-            if record is not None:
-                found.setdefault(run.address, named(record, run) | {"studies": {}})["studies"][name] = run.label
+    for study, _, runs in planned:
+        for run in runs:
+            if (record := store.record(run)) is not None:
+                found.setdefault(run.address, named(record, run) | {"studies": {}})["studies"][study.name] = run.label
     return list(found.values())
 
 
@@ -225,26 +200,19 @@ def _write(
             picture.save(folder / stem)
 
 
-def _print_plan(
-    asked: Sequence[Study],
-    runs: Mapping[str, Sequence[Run]],
-    sets: Mapping[str, Mapping[str, Source | None]],
-    store: Store,
-    found: Found,
-) -> None:
+def _print_plan(planned: Sequence[Planned], store: Store, found: Found) -> None:
     table = listing("study", "data sets", "missing", "runs", "done", right=("runs", "done"))
     seen: dict[str, Any] = {}
-    for study in asked:
-        here = [name for name, source in sets[study.name].items() if source]
-        away = [name for name, source in sets[study.name].items() if not source]
-        plans = {run.address: store.finished(run) for run in runs[study.name]}
+    for study, sets, runs in planned:
+        here, away = (", ".join(name for name, s in sets.items() if bool(s) is present) for present in (True, False))
+        plans = {run.address: store.finished(run) for run in runs}
         seen |= plans
         done = sum(record is not None for record in plans.values())
-        table.add_row(study.name, ", ".join(here) or "-", ", ".join(away) or "-", str(len(plans)), str(done))
+        table.add_row(study.name, here or "-", away or "-", str(len(plans)), str(done))
     say(table)
     open_runs = sum(record is None for record in seen.values())
     say(f"{len(seen)} different runs, {open_runs} of them to do.")
-    wanted = {name for study in asked for name in (*sets[study.name], *study.shifts)}
+    wanted = {name for study, sets, _ in planned for name in (*sets, *study.shifts)}
     for name, reason in found.missing.items():
         if name in wanted:
             note(f"{name}: {reason}")

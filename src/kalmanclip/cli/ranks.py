@@ -36,10 +36,6 @@ def working_together(device: str | None) -> Iterator[tuple[Ranks | None, str | N
     """Yield the ranks and the device of this one; without ``torchrun`` None and the device as it was given.
 
     All ranks but the first show nothing but errors from here on.
-
-    Raises:
-        ConfigError: the device is that of one rank.
-        RankError: a rank was lost.
     """
     if not several():
         yield None, device

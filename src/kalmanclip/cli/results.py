@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kalmanclip.cli.arguments import Json, integers, shares, words
+from kalmanclip.cli.arguments import Json, integers, shares, split_values
+from kalmanclip.cli.command import register
 from kalmanclip.cli.console import listing, note, percent, say, some, waiting
-from kalmanclip.cli.register import register
 from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.files import write_atomic
 
@@ -37,18 +38,43 @@ Store = Annotated[
         show_default=False,
     ),
 ]
-Data = Annotated[list[str] | None, typer.Option(help="Only these data sets, by name, separated by commas.")]
-Methods = Annotated[list[str] | None, typer.Option(help="Only these methods, by label, separated by commas.")]
-Shots = Annotated[
-    list[str] | None, typer.Option(help="Only these numbers of training images per class, separated by commas.")
-]
-Seeds = Annotated[list[str] | None, typer.Option(help="Only these seeds, separated by commas.")]
-Model = Annotated[list[str] | None, typer.Option(help="Only these backbones, separated by commas.")]
-Share = Annotated[
-    list[str] | None,
-    typer.Option(help="Only these shares of corrupted training images, separated by commas; 0: clean."),
-]
-Status = Annotated[str | None, typer.Option(help="Only runs that are done, or that failed.", metavar="done|failed")]
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs of a store are meant, as options of a command."""
+
+    data: Annotated[list[str] | None, typer.Option(help="Only these data sets, by name, separated by commas.")] = None
+    methods: Annotated[list[str] | None, typer.Option(help="Only these methods, by label, separated by commas.")] = None
+    shots: Annotated[
+        list[str] | None, typer.Option(help="Only these numbers of training images per class, separated by commas.")
+    ] = None
+    seeds: Annotated[list[str] | None, typer.Option(help="Only these seeds, separated by commas.")] = None
+    model: Annotated[list[str] | None, typer.Option(help="Only these backbones, separated by commas.")] = None
+    share: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these shares of corrupted training images, separated by commas; 0: clean."),
+    ] = None
+    status: Annotated[
+        str | None, typer.Option(help="Only runs that are done, or that failed.", metavar="done|failed")
+    ] = None
+
+    def selection(self) -> Selection:
+        """Return what the options choose."""
+        from kalmanclip.experiments.store import Selection
+
+        if self.status not in (None, "done", "failed"):
+            raise ConfigError(f"--status is done or failed, not {self.status!r}.")
+        return Selection(
+            data=tuple(split_values(self.data)),
+            methods=tuple(split_values(self.methods)),
+            shots=tuple(integers("shots", self.shots)),
+            seeds=tuple(integers("seeds", self.seeds)),
+            models=tuple(split_values(self.model)),
+            shares=tuple(shares("share", self.share)),
+            statuses=() if self.status is None else (self.status,),
+        )
+
 
 _ENDINGS = (".csv", ".md", ".tex", ".jsonl")
 _DIFFERENT = 1
@@ -60,13 +86,7 @@ _CHANGES = {"accuracy": ("accuracy points", 100, 2), "nll": ("NLL change", 1, 4)
 
 def list_(
     store: Store,
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    only: RunFilter,
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder of results, one per line.
@@ -76,13 +96,13 @@ def list_(
     with waiting("Reading"):
         from kalmanclip.experiments.store import choose
 
-        chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
+        chosen = choose(store, only.selection())
     rows = [_row(record) for record in chosen.records]
     if as_json:
         found = {"runs": rows, "damaged": chosen.damaged, "remarks": chosen.remarks()}
         typer.echo(json.dumps(found, indent=2))
         return
-    _tell(chosen)
+    _note_remarks(chosen)
     _print(rows)
     failed = sum(row["status"] == "failed" for row in rows)
     say(
@@ -102,27 +122,22 @@ def export(
             "Several: separated by commas. Default: the tables on the screen, as Markdown.",
         ),
     ] = None,
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    *,
+    only: RunFilter,
 ) -> None:
     """Write the results of a folder as tables (CSV, Markdown, LaTeX) or as one slim line per run, by the file's ending.
 
     A .jsonl file is all that tables need: every command that reads results takes it instead of a folder.
     """
-    files = [Path(name) for name in words(output)]
+    files = [Path(name) for name in split_values(output)]
     for path in files:
         if path.suffix.lower() not in _ENDINGS:
             raise ConfigError(f"Results cannot be written to {path}: its name must end in {', '.join(_ENDINGS)}.")
     with waiting("Reading"):
         from kalmanclip.experiments.store import choose
 
-        chosen = choose(store, _selection(data, methods, shots, seeds, model, share, status))
-    _tell(chosen)
+        chosen = choose(store, only.selection())
+    _note_remarks(chosen)
     if len({_code(record) for record in chosen.records}) > 1:
         note("These results were made by different versions of the code; `kalmanclip results list` counts them.")
     if not files:
@@ -135,13 +150,8 @@ def export(
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="Results: a folder, or a .jsonl file.", show_default=False)],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another; changes are from A to B.", show_default=False)],
-    data: Data = None,
-    methods: Methods = None,
-    shots: Shots = None,
-    seeds: Seeds = None,
-    model: Model = None,
-    share: Share = None,
-    status: Status = None,
+    *,
+    only: RunFilter,
     tolerance: Annotated[
         float, typer.Option(help="Metrics that differ by no more count as the same (0.01 of accuracy: 1 %).", min=0)
     ] = 0.0,
@@ -152,7 +162,7 @@ def diff(
     Seconds, code and packages are shown, but are no difference by themselves. Exit code 0: the same; 1: different; 2
     and 3: an option or a folder cannot be used.
     """
-    selection = _selection(data, methods, shots, seeds, model, share, status)
+    selection = only.selection()
     with waiting("Reading"):
         from kalmanclip.experiments.difference import compare_results
         from kalmanclip.experiments.store import find_results
@@ -166,38 +176,14 @@ def diff(
         found |= {"damaged": {"a": first.damaged, "b": second.damaged}, "remarks": first.remarks() + second.remarks()}
         typer.echo(json.dumps(found, indent=2))
     else:
-        _tell(first, second)
+        _note_remarks(first, second)
         _print_difference(difference, a, b)
     if not difference.same:
         raise typer.Exit(_DIFFERENT)
 
 
-def _selection(
-    data: list[str] | None,
-    methods: list[str] | None,
-    shots: list[str] | None,
-    seeds: list[str] | None,
-    model: list[str] | None,
-    share: list[str] | None,
-    status: str | None,
-) -> Selection:
-    from kalmanclip.experiments.store import Selection
-
-    if status not in (None, "done", "failed"):
-        raise ConfigError(f"--status is done or failed, not {status!r}.")
-    return Selection(
-        data=tuple(words(data)),
-        methods=tuple(words(methods)),
-        shots=tuple(integers("shots", shots)),
-        seeds=tuple(integers("seeds", seeds)),
-        models=tuple(words(model)),
-        shares=tuple(shares("share", share)),
-        statuses=() if status is None else (status,),
-    )
-
-
 def _row(record: Record) -> dict[str, Any]:
-    """A run in one line; metrics are None where it failed or they are not defined."""
+    """Return a run in one line; metrics are None where it failed or they are not defined."""
     from kalmanclip.experiments.aggregate import METRICS
     from kalmanclip.experiments.store import label_of, share_of
 
@@ -220,36 +206,25 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    # what is the same for all of them would only take room
-    extra = [name for name in ("model", "share") if len({row[name] for row in rows}) > 1]
-    numbers = ("shots", "seed", "accuracy", "NLL", "ECE", "seconds")
-    heads = {"model": "backbone", "share": "corrupted"}
-    table = listing(
-        "method", "data", *(heads[n] for n in extra), *numbers, "status", right=(*numbers, *(heads[n] for n in extra))
-    )
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    # what is the same for all of them would only take space
+    models, levels = (len({row[name] for row in rows}) > 1 for name in ("model", "share"))
+    lines = []
     for row in rows:
-        shown = {"model": row["model"], "share": f"{100 * row['share']:g} %"}
-        table.add_row(
-            row["label"],
-            row["data"],
-            *(shown[name] for name in extra),
-            str(row["shots"]),
-            str(row["seed"]),
-            percent(row["accuracy"]),
-            _number(row["nll"], 3),
-            percent(row["ece"]),
-            _number(row["seconds"], 1),
-            row["status"] if row["reason"] is None else f"{row['status']}: {' '.join(row['reason'].split())}",
-        )
-    say(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+        reason = "" if row["reason"] is None else f": {' '.join(row['reason'].split())}"
+        line = {"method": row["label"], "data": row["data"]}
+        line |= {"backbone": row["model"]} if models else {}
+        line |= {"corrupted": f"{100 * row['share']:g} %"} if levels else {}
+        line |= {"shots": row["shots"], "seed": row["seed"], "accuracy": percent(row["accuracy"])}
+        line |= {"NLL": number(row["nll"], 3), "ECE": percent(row["ece"]), "seconds": number(row["seconds"], 1)}
+        lines.append(line | {"status": row["status"] + reason})
+    _say_table(lines)
 
 
 def _code(record: Record) -> str:
-    """The version of the code, and the beginning of the hash that tells two states of a version apart."""
+    """Return the version of the code, and the beginning of the hash that tells two states of a version apart."""
     code = record.get("code", {})
     return f"{code.get('version', '?')} ({code.get('source', '?')[:8]})"
 
@@ -259,7 +234,7 @@ def _count(values: Iterable[str]) -> str:
     return counted[0][0] if len(counted) == 1 else ", ".join(f"{value}: {count} runs" for value, count in counted)
 
 
-def _tell(*chosen: Chosen) -> None:
+def _note_remarks(*chosen: Chosen) -> None:
     for one in chosen:
         for remark in one.remarks():
             note(remark)
@@ -286,19 +261,18 @@ def _print_difference(difference: Difference, a: Path, b: Path) -> None:
         said = some([f"{name} ({count} runs)" for name, count in made.items()])
         say(f"They were not made with the same: {said}.")
     if len(different):
-        _say_table("The same runs by method", _summary(difference, common))
+        _say_table(_summary(difference, common), "The same runs by method")
         pairs = [_pair(difference, pair) for pair in different.head(_SHOWN).itertuples()]
-        _say_table("The same runs with other results, largest first", pairs)
+        _say_table(pairs, "The same runs with other results, largest first")
         if len(different) > _SHOWN:
             note(f"and {len(different) - _SHOWN} more; --json lists all of them")
     if len(difference.replaced):
         rows = _summary(difference, difference.replaced, by_run=True)
-        _say_table("The same label, data set, shots and seed, run otherwise", rows)
+        _say_table(rows, "The same label, data set, shots and seed, run otherwise")
     for name, runs in (("A", difference.only_a), ("B", difference.only_b)):
         if len(runs):
-            _say_table(
-                f"Only in {name}: {len(runs)} runs", [_lonely(*group) for group in runs.groupby("label", sort=False)]
-            )
+            lines = [_unmatched(*group) for group in runs.groupby("label", sort=False)]
+            _say_table(lines, f"Only in {name}: {len(runs)} runs")
     say("The same." if difference.same else "Different.")
 
 
@@ -316,7 +290,9 @@ def _summary(difference: Difference, pairs: pd.DataFrame, by_run: bool = False) 
         line["largest accuracy points"] = _change(largest, "accuracy")
         if by_run:
             run = group["run"].iloc[0]
-            line["what is not the same"] = some([f"{name}: {_brief(a)} → {_brief(b)}" for name, (a, b) in run.items()])
+            line["what is not the same"] = some(
+                [f"{name}: {_shortened(a)} → {_shortened(b)}" for name, (a, b) in run.items()]
+            )
         else:
             line |= {f"seconds {side.upper()}": f"{group[f'seconds_{side}'].sum():.1f}" for side in "ab"}
         lines.append(line)
@@ -337,19 +313,20 @@ def _pair(difference: Difference, pair: Any) -> dict[str, Any]:
     return line
 
 
-def _lonely(label: str, runs: pd.DataFrame) -> dict[str, Any]:
+def _unmatched(label: str, runs: pd.DataFrame) -> dict[str, Any]:
     values = {name: some([str(value) for value in sorted(runs[name].unique())]) for name in ("data", "shots", "seed")}
     shares = some([f"{100 * share:g} %" for share in sorted(runs["share"].unique())])
     return {"method": label, "runs": len(runs), **values, "corrupted": shares}
 
 
-def _say_table(title: str, lines: Sequence[dict[str, Any]]) -> None:
-    words = ("method", "data", "also different", "what is not the same")
-    table = listing(*lines[0], right=[head for head in lines[0] if head not in words])
+def _say_table(lines: Sequence[dict[str, Any]], title: str | None = None) -> None:
+    texts = ("method", "data", "status", "also different", "what is not the same")
+    table = listing(*lines[0], right=[head for head in lines[0] if head not in texts])
     for line in lines:
         table.add_row(*map(str, line.values()))
-    say()
-    say(title, style="bold")
+    if title is not None:
+        say()
+        say(title, style="bold")
     say(table)
 
 
@@ -362,7 +339,7 @@ def _change(value: float, metric: str) -> str:
     return f"{scale * value:+.1e}" if value and not float(shown) else shown
 
 
-def _brief(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -394,27 +371,21 @@ def _difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-register(
-    app,
-    list_,
-    "kalmanclip results list results/\n"
-    "kalmanclip results list results/ --methods kalman,gda --shots 1 --status done\n"
-    "kalmanclip results list results/ --status failed --json",
-    "list",
-)
-register(
-    app,
-    export,
-    "kalmanclip results export results/ -o table.tex,table.csv\n"
-    "kalmanclip results export runs/ -o results/comparison.jsonl\n"
-    "kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md",
-    "export",
-)
-register(
-    app,
-    diff,
-    "kalmanclip results diff before/ after/\n"
-    "kalmanclip results diff before/ after/ --methods kalman --tolerance 0.001\n"
-    "kalmanclip results diff laptop/ cluster/ --json > difference.json",
-    "diff",
-)
+_LIST = """
+kalmanclip results list results/
+kalmanclip results list results/ --methods kalman,gda --shots 1 --status done
+kalmanclip results list results/ --status failed --json
+"""
+_EXPORT = """
+kalmanclip results export results/ -o table.tex,table.csv
+kalmanclip results export runs/ -o results/comparison.jsonl
+kalmanclip results export results/ --data pets,dtd --methods kalman,gda --shots 1,16 -o table.md
+"""
+_DIFF = """
+kalmanclip results diff before/ after/
+kalmanclip results diff before/ after/ --methods kalman --tolerance 0.001
+kalmanclip results diff laptop/ cluster/ --json > difference.json
+"""
+register(app, list_, _LIST, "list")
+register(app, export, _EXPORT)
+register(app, diff, _DIFF)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kalmanclip.cli.arguments import Device, Json, check_device, integers, load, naming_bad_images
 from kalmanclip.cli.console import bars, facts, listing, percent, say, waiting
 from kalmanclip.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kalmanclip.metrics import RetrievalRecall
 
 EXAMPLES = """
 kalmanclip retrieve photos.csv
@@ -68,32 +65,25 @@ def retrieve(
             tool = load_backbone(model or "tiny", device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with bars() as progress, naming_bad_images(chosen.sources):
         result = measure_recall(chosen, tool, ks, progress)
+    recalls = {"guessing": result.guessing, "zero-shot": result.zero_shot}
+    recalls |= {"tuned": result.tuned} if result.tuned is not None else {}
+    images, texts, directions = result.zero_shot.images, result.zero_shot.texts, ("image_to_text", "text_to_image")
     if as_json:
-        rows = {"guessing": _row(result.guessing), "zero_shot": _row(result.zero_shot)}
-        rows |= {"tuned": _row(result.tuned)} if result.tuned else {}
-        sizes = {"pairs": len(chosen), "images": result.zero_shot.images, "texts": result.zero_shot.texts}
-        typer.echo(json.dumps(sizes | rows, indent=2))
+        found: dict[str, Any] = {"pairs": len(chosen), "images": images, "texts": texts}
+        for name, recall in recalls.items():
+            found[name.replace("-", "_")] = {direction: getattr(recall, direction) for direction in directions}
+        typer.echo(json.dumps(found, indent=2))
         return
     facts(
         [
             ("pairs", len(chosen)),
-            ("images", f"{result.zero_shot.images} (equal files are one)"),
-            ("texts", f"{result.zero_shot.texts} (equal captions are one)"),
+            ("images", f"{images} (equal files are one)"),
+            ("texts", f"{texts} (equal captions are one)"),
         ]
     )
-    recalls = {"guessing": result.guessing, "zero-shot": result.zero_shot}
-    if result.tuned is not None:
-        recalls["tuned"] = result.tuned
     table = listing("direction", "k", *recalls, right=("k", *recalls))
-    for title, direction in (("image to text", "image_to_text"), ("text to image", "text_to_image")):
+    for direction in directions:
         for number in ks:
-            table.add_row(title, str(number), *(percent(getattr(r, direction)[number]) for r in recalls.values()))
+            shares = (percent(getattr(recall, direction)[number]) for recall in recalls.values())
+            table.add_row(direction.replace("_", " "), str(number), *shares)
     say(table)
-
-
-def _row(recall: RetrievalRecall) -> dict[str, dict[str, float]]:
-    """Return the recall for JSON, whose keys are strings."""
-    return {
-        direction: {str(k): share for k, share in getattr(recall, direction).items()}
-        for direction in ("image_to_text", "text_to_image")
-    }

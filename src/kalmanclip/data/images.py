@@ -26,7 +26,7 @@ from PIL import Image
 from kalmanclip.data.decoding import decode_file, decode_pil, naming, rgb_from_array
 from kalmanclip.errors import ConfigError, ImageError
 from kalmanclip.files import sha256_of
-from kalmanclip.memory import free_bytes
+from kalmanclip.process import free_bytes
 
 
 class LazyImage(ABC):

@@ -16,7 +16,7 @@ from kalmanclip.encoders.cache import Encode, describe_product, through_cache
 from kalmanclip.encoders.dual import DualEncoder
 from kalmanclip.encoders.preprocess import Preprocess, RandomCrop, RandomCropConfig
 from kalmanclip.encoders.towers import Activations, TextEncoder, unit
-from kalmanclip.memory import free_bytes
+from kalmanclip.process import free_bytes
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)`` while something takes its time."""

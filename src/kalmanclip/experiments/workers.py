@@ -27,8 +27,7 @@ from kalmanclip.errors import KalmanClipError
 from kalmanclip.experiments.run_one import run_one
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
-from kalmanclip.memory import share_with
-from kalmanclip.process import keep_freed_memory, sleep_while_waiting
+from kalmanclip.process import keep_freed_memory, share_with, sleep_while_waiting
 
 Arguments = tuple[Run, Source, str, str | None, str | None]
 """Those of `run_one`: run, source, device, cache, model."""

@@ -18,8 +18,8 @@ from kalmanclip.encoders.cache import Encode
 from kalmanclip.encoders.features import ActivationStore, Progress, crop_features, frozen_activations
 from kalmanclip.errors import ConfigError, KalmanClipError, RankError
 from kalmanclip.filtering import Ranks
-from kalmanclip.memory import free_bytes
 from kalmanclip.observation import make_likelihood
+from kalmanclip.process import free_bytes
 
 if TYPE_CHECKING:
     from kalmanclip.methods.kalman import KalmanConfig

@@ -1,13 +1,15 @@
-"""Errors of commands: one line on stderr and an exit code; quiet libraries."""
+"""How a command is registered: its options, help and examples, and what becomes of errors."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 import typer
 
@@ -27,14 +29,34 @@ def set_debug(wanted: bool) -> None:
     _debug = wanted
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with errors turned into one line on stderr and an exit code."""
+def register(app: typer.Typer, command: Callable[..., None], examples: str, name: str | None = None) -> None:
+    """Make ``command`` a command of ``app``: an error is one line on stderr and an exit code.
+
+    A parameter whose type is a dataclass stands for a group of options, the fields of the dataclass.
+
+    Args:
+        app: the program, or a part of it.
+        command: its docstring is the help.
+        examples: one per line.
+        name: where it is not that of the function.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    options: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        shown = [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        if group := groups.get(parameter.name):
+            hints = get_type_hints(group, include_extras=True)
+            shown = [shown[0].replace(name=f.name, annotation=hints[f.name], default=f.default) for f in fields(group)]
+        options += shown
 
     @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         try:
             with _quiet():
-                command(*args, **kwargs)
+                command(**values)
         except KeyboardInterrupt:
             note("Stopped.")
             raise typer.Exit(INTERRUPTED) from None
@@ -45,7 +67,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             _give_up(_unexpected(error), 1)
 
-    return run
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    # typer keeps a docstring's line ends, which are those of the source file and not of the reader's screen
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    lines = "\n\n".join(f"  {line}" for line in examples.strip().splitlines())
+    app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{lines}")(run)
 
 
 def _unexpected(error: Exception) -> str:
