@@ -4,9 +4,9 @@
         --json results/study.json
     python -m benchmarks.study ../shared/data/eurosat --low-rank --seeds 1 2 --json results/study-low-rank.json
 
-*Foreseen* is the mean log-probability of shots that were held out in turn and predicted from the others: it uses the
-training shots only and is what configurations are ranked by. Accuracy and NLL are measured on training images outside
-the shots, as a check that the ranking means something. No test image is opened.
+The held-out log-likelihood is the mean log-probability of shots that were held out in turn and predicted from the
+others: it uses the training shots only and is what configurations are ranked by. Accuracy and NLL are measured on
+training images outside the shots, as a check that the ranking means something. No test image is opened.
 """
 
 import argparse
@@ -38,15 +38,15 @@ MEASURES = ("foreseen", "accuracy", "nll")
 
 
 def table(name: str = "study", rows: list[Row] | None = None) -> str:
-    """Foreseen / accuracy in % / NLL of every configuration by data set; what is foreseen best first."""
+    """Held-out log-likelihood / accuracy in % / NLL of every configuration by data set, the most likely first."""
     rows = read_rows(name) if rows is None else rows
     sets = values(rows, "data")
 
-    def foreseen_by(configuration: str) -> float:
+    def likelihood(configuration: str) -> float:
         return mean(only(rows, configuration=configuration), "foreseen")
 
     lines = []
-    for configuration in sorted(values(rows, "configuration"), key=foreseen_by, reverse=True):
+    for configuration in sorted(values(rows, "configuration"), key=likelihood, reverse=True):
         found = only(rows, configuration=configuration)
         parts = [only(found, data=data) for data in sets] + ([found] if len(sets) > 1 else [])
         bold = "**" if configuration in ("default", "head") else ""
@@ -129,7 +129,7 @@ def fitted(backbone: Backbone, config: MethodConfig, task: FewShotTask) -> Class
     return method
 
 
-def foreseen(backbone: Backbone, config: MethodConfig, task: FewShotTask, folds: int) -> float:
+def held_out_log_likelihood(backbone: Backbone, config: MethodConfig, task: FewShotTask, folds: int) -> float:
     """Mean log-probability of the training images, each predicted from the other folds."""
     seen: dict[int, int] = {}
     fold = []
@@ -165,12 +165,14 @@ def main(arguments: list[str] | None = None) -> None:
             for place in options.folders:
                 for seed in options.seeds:
                     task, rest = development(place, options.shots, seed)
-                    before = foreseen(backbone, config, task, options.folds)
+                    before = held_out_log_likelihood(backbone, config, task, options.folds)
                     numbers = (before, *scores(fitted(backbone, config, task), rest))
                     run = {"configuration": name, "data": place.name, "seed": seed}
                     rows.append({**run, **dict(zip(MEASURES, numbers, strict=True))})
     write_rows(options, rows)
-    print(f"{options.model}, {options.shots} shots, seeds {options.seeds}: foreseen / accuracy in % / NLL")
+    print(
+        f"{options.model}, {options.shots} shots, seeds {options.seeds}: held-out log-likelihood / accuracy in % / NLL"
+    )
     print(table(rows=rows))
 
 
