@@ -29,7 +29,7 @@ from kalmanclip.methods import (
     MethodConfig,
     make_classifier,
     preset,
-    replaced,
+    with_options,
 )
 from kalmanclip.observation import LIKELIHOODS
 
@@ -124,7 +124,7 @@ def low_rank_configurations() -> dict[str, KalmanConfig]:
 
 
 def fitted(backbone: Backbone, config: MethodConfig, task: FewShotTask) -> Classifier:
-    method = make_classifier(backbone, replaced(config, seed=task.seed))
+    method = make_classifier(backbone, with_options(config, {"seed": task.seed}))
     method.fit(task)
     return method
 

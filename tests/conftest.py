@@ -82,6 +82,17 @@ def shapes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def noise(tmp_path_factory):
+    """Six pictures of nothing."""
+    folder = tmp_path_factory.mktemp("data") / "noise"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def split_shapes(shapes, tmp_path_factory):
     """The shapes as a data set, not to be changed: the first three of each to learn from, the others to measure on."""
     root = tmp_path_factory.mktemp("data") / "split"

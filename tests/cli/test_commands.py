@@ -17,23 +17,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import load_file
+from tests.cli.invoke import call
 from tests.processes import PATIENCE, interruptible
 from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
 
-runner = CliRunner()
 PROGRAM = [sys.executable, "-m", "kalmanclip"]
 COMMANDS = ["demo", "fit", "predict", "evaluate", "export", "info"]
 SHAPES = {"circle": 0, "square": 4, "triangle": 3}  # corners
-
-
-def call(*words, code=0):
-    """Runs a command in this process; checks its exit code."""
-    result = runner.invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def draw_shape(path: Path, corners: int, number: int) -> None:
@@ -100,7 +93,7 @@ def test_help_shows_an_example(command):
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, "data check", "results list", "results export", "results diff"])
 def test_help_fits_80_columns(command):
-    text = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
+    text = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -589,8 +582,8 @@ def test_the_unexpected_is_one_line_unless_debugging(photos, tmp_path, monkeypat
     monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", raising(ZeroDivisionError("oh")))
     words = ["fit", str(photos), "-o", str(tmp_path / "a")]
     assert "ZeroDivisionError: oh" in call(*words, code=1).stderr
-    assert isinstance(runner.invoke(app, ["--debug", *words]).exception, ZeroDivisionError)
-    by_variable = runner.invoke(app, words, env={"KALMANCLIP_DEBUG": "1"})
+    assert isinstance(CliRunner().invoke(app, ["--debug", *words]).exception, ZeroDivisionError)
+    by_variable = CliRunner().invoke(app, words, env={"KALMANCLIP_DEBUG": "1"})
     assert isinstance(by_variable.exception, ZeroDivisionError)
 
 

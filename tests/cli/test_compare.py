@@ -10,23 +10,19 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
+from tests.cli import invoke
 from tests.processes import PATIENCE
-from typer.testing import CliRunner
 
-from kalmanclip.cli import app
 from kalmanclip.experiments.aggregate import METRICS
 from kalmanclip.experiments.store import read_jsonl
 
-runner = CliRunner()
 REPORT = {"table.csv", "table.md", "results.jsonl", "figure.png", "figure.svg"}
 
 
-def call(*words, code=0):
-    result = runner.invoke(app, ["compare", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+call = partial(invoke.call, "compare")
 
 
 def result_files(folder):

@@ -1,20 +1,14 @@
 """``kalmanclip data`` as people use it."""
 
 import json
+from functools import partial
 
+from tests.cli import invoke
 from tests.data import trees
-from typer.testing import CliRunner
 
-from kalmanclip.cli import app
 from kalmanclip.data import DATA_SETS
 
-runner = CliRunner()
-
-
-def call(*words, code=0):
-    result = runner.invoke(app, ["data", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+call = partial(invoke.call, "data")
 
 
 def test_help_shows_examples():

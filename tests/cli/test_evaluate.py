@@ -2,14 +2,14 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
+from tests.cli import invoke
 
 from kalmanclip import KalmanCLIP
-from kalmanclip.cli import app
 from kalmanclip.metrics import (
     BINS,
     brier_score,
@@ -20,13 +20,7 @@ from kalmanclip.metrics import (
     top_k_accuracy,
 )
 
-runner = CliRunner()
-
-
-def call(*words, code=0):
-    result = runner.invoke(app, ["evaluate", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+call = partial(invoke.call, "evaluate")
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +64,6 @@ def test_one_set_has_all_numbers(adapter, shapes):
     assert result["aurc"] == pytest.approx(np.mean(curve["risk"]))
     for words in ("of 15 images", "zero-shot", "top-5 accuracy", "NLL", "Brier", f"({BINS} bins)", "failure AUROC"):
         assert words in text
-
-
-@pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    """Pictures of nothing."""
-    folder = tmp_path_factory.mktemp("data") / "noise"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(6):
-        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    return folder
 
 
 def test_unknown_images_are_told_apart(adapter, shapes, noise):

@@ -1,18 +1,12 @@
 """``kalmanclip fuse`` as people use it."""
 
 import pytest
+from tests.cli import invoke
 from tests.conftest import shape_picture
-from typer.testing import CliRunner
-
-from kalmanclip.cli import app
-
-runner = CliRunner()
 
 
 def call(*words, code=0):
-    result = runner.invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return " ".join(result.output.split())
+    return " ".join(invoke.call(*words, code=code).output.split())
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,12 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from tests.cli import invoke
 
-from kalmanclip.cli import app
-
-runner = CliRunner()
-
-
-def call(*words, code=0):
-    result = runner.invoke(app, ["paper", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+call = partial(invoke.call, "paper")
 
 
 @pytest.fixture(scope="module")

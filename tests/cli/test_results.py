@@ -3,24 +3,20 @@
 import copy
 import csv
 import json
+from functools import partial
 
 import pytest
+from tests.cli import invoke
 from tests.experiments.conftest import make_record
-from typer.testing import CliRunner
 
-from kalmanclip.cli import app
 from kalmanclip.experiments.spec import Contamination
 from kalmanclip.experiments.store import read_jsonl, write_jsonl
 
-runner = CliRunner()
 RECORDS = [make_record(0.5 + s / 10, method=m, seed=s) for m in ("kalman", "gda") for s in (1, 2)]
 RECORDS.append(make_record(None, "no\nmemory", method="coop"))
 
 
-def call(*words, code=0):
-    result = runner.invoke(app, ["results", *map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+call = partial(invoke.call, "results")
 
 
 def save(folder, records):

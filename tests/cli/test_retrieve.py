@@ -8,12 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.cli.invoke import call
 from tests.conftest import shape_picture
 from tests.methods.test_baselines import QUICK
-from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
-from kalmanclip.cli import app
 from kalmanclip.data import CaptionedImages, read_caption_splits, task_from_pairs
 from kalmanclip.errors import DataError
 from kalmanclip.methods import make_method
@@ -21,12 +20,6 @@ from kalmanclip.retrieval import fit_pairs, learnable, measure_recall, update_pa
 
 PHRASES = ("a drawing of a {}", "one {}, seen_from {{above}}", "here is a {}")
 SHAPES = ("circle", "square", "triangle")
-
-
-def call(*words, code=0):
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def description(folder):

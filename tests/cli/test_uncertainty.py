@@ -9,23 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
+from tests.cli.invoke import call
 
 from kalmanclip import KalmanCLIP
-from kalmanclip.cli import app
 from kalmanclip.cli.evaluate import evaluate
 from kalmanclip.cli.predict import predict
 from kalmanclip.data import read_folder
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.prediction import FALSE_ALARMS
-
-runner = CliRunner()
-
-
-def call(*words, code=0):
-    result = runner.invoke(app, [*map(str, words)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from kalmanclip.methods import (
     make_classifier,
     method_name,
     preset,
-    replaced,
-    with_preset,
+    with_options,
 )
 
 LOW_RANK = ["head", "paper", "paper-literal"]
@@ -122,7 +121,7 @@ def test_the_letter_is_what_the_paper_prints():
 
 @pytest.mark.parametrize("name", ["papr", "", "Default"])
 def test_an_unknown_preset_names_the_known_ones(tiny, name):
-    for use in (preset, lambda name: with_preset({"preset": name}), make_config):
+    for use in (preset, make_config):
         with pytest.raises(ConfigError) as error:
             use(name)
         assert repr(name) in str(error.value)
@@ -132,44 +131,45 @@ def test_an_unknown_preset_names_the_known_ones(tiny, name):
 @pytest.mark.parametrize("name", [["head"], None, 3])
 def test_a_preset_that_is_no_name(name):
     with pytest.raises(ConfigError, match="Unknown preset"):
-        with_preset({"preset": name})
+        preset(name)
 
 
 def test_options_go_on_top_of_a_preset():
-    config = with_preset({"preset": "paper", "epochs": 7, "low_rank": {"rank": 2}})
+    config = with_options(preset("paper"), {"epochs": 7, "low_rank": {"rank": 2}})
     rank_two = dataclasses.replace(preset("paper").low_rank, rank=2)
     assert config == dataclasses.replace(preset("paper"), epochs=7, low_rank=rank_two)
     assert preset("paper").low_rank.rank == 4  # it stays what it is
-    assert with_preset({}) == ClassResidualsConfig()
-    assert replaced(preset("paper"), epochs=7, low_rank=rank_two) == config
-    assert with_preset({"crops": 2, "crop_scale": [0.5, 1.0]}) == ClassResidualsConfig(crops=2, crop_scale=(0.5, 1.0))
+    assert make_config() == ClassResidualsConfig()
+    assert make_config("paper", options={"epochs": 7, "low_rank": rank_two}) == config
+    crops = {"crops": 2, "crop_scale": [0.5, 1.0]}
+    assert with_options(preset("default"), crops) == ClassResidualsConfig(crops=2, crop_scale=(0.5, 1.0))
 
 
 def test_both_parts_have_one_seed():
-    config = with_preset({"preset": "joint", "seed": 3, "kalman": {"epochs": 1}})
+    config = with_options(preset("joint"), {"seed": 3, "kalman": {"epochs": 1}})
     assert config == JointConfig(KalmanConfig(seed=3, epochs=1), ClassResidualsConfig(seed=3))
     assert config.seed == 3
-    assert replaced(config, seed=4).residuals.seed == 4
+    assert with_options(config, {"seed": 4}).residuals.seed == 4
 
 
 def test_another_structure_takes_its_own_options(tiny):
     """The preset's update is about a diagonal belief: a dense one would refuse it."""
-    assert with_preset({"preset": "paper", "belief": "dense"}).belief_options == {}
-    low_rank = with_preset({"preset": "paper", "belief": "low_rank", "belief_options": {"rank": 3}})
+    assert with_options(preset("paper"), {"belief": "dense"}).belief_options == {}
+    low_rank = with_options(preset("paper"), {"belief": "low_rank", "belief_options": {"rank": 3}})
     assert low_rank.belief_options == {"rank": 3}
-    assert with_preset({"preset": "paper", "belief": "diagonal"}).belief_options == {"update": "covariance"}
+    assert with_options(preset("paper"), {"belief": "diagonal"}).belief_options == {"update": "covariance"}
     assert make_config("paper", options={"belief": "dense"}).belief_options == {}
     assert make_config("paper", options={"epochs": 3}).belief_options == {"update": "covariance"}
-    symmetric = replaced(preset("paper"), observation="symmetric", observation_options={"distinct": True})
+    symmetric = with_options(preset("paper"), {"observation": "symmetric", "observation_options": {"distinct": True}})
     assert symmetric.belief_options == {"update": "covariance"}
-    assert replaced(symmetric, epochs=3).observation_options == {"distinct": True}
-    assert replaced(symmetric, observation="bounded").observation_options == {}
+    assert with_options(symmetric, {"epochs": 3}).observation_options == {"distinct": True}
+    assert with_options(symmetric, {"observation": "bounded"}).observation_options == {}
     assert preset("paper").belief_options == {"update": "covariance"}  # it stays what it is
 
 
 def test_what_is_given_is_not_changed():
     changed = {"preset": "head", "filter": {"alpha": 0.5}}
-    with_preset(changed)
+    method_options("kalman", changed, 1)
     assert changed == {"preset": "head", "filter": {"alpha": 0.5}}
 
 
@@ -177,7 +177,7 @@ def test_what_is_given_is_not_changed():
 def test_a_run_can_name_a_preset(name):
     wanted, method = preset(name), METHODS[name]
     values = method_options(method, {"preset": name}, seed=3)
-    assert from_dict(type(wanted), values) == replaced(wanted, seed=3)
+    assert from_dict(type(wanted), values) == with_options(wanted, {"seed": 3})
     assert from_dict(type(wanted), method_options(method, {"preset": name, "seed": 5}, seed=3)).seed == 5
 
 
@@ -196,9 +196,9 @@ def test_other_methods_have_no_presets():
 @pytest.mark.parametrize("name", ["low_rank", "noise", "epochs", "belief"])
 def test_options_of_another_method_are_refused(tiny, name):
     with pytest.raises(ConfigError, match=f"Unknown option {name!r} for ClassResidualsConfig. Known options: crops"):
-        with_preset({name: 1})
+        with_options(preset("default"), {name: 1})
     with pytest.raises(ConfigError, match="Unknown option 'crops' for KalmanConfig"):
-        with_preset({"preset": "paper", "crops": 0})
+        with_options(preset("paper"), {"crops": 0})
     with pytest.raises(ConfigError, match=r"Unknown option 'epochs'.*one of the presets head, paper, paper-literal"):
         make_config(options={"epochs": 3})
     assert make_config("head", options={"epochs": 3}).epochs == 3

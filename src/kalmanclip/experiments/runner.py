@@ -116,14 +116,14 @@ class _Queue:
             record = store.record(run)
             if retry and record is not None and record["status"] == "failed":
                 self._old_failures[run.address] = record
-            self._is_done(run)
+            self._take_over(run, record)
 
     def next(self) -> Run | None:
         """Lock the first run that nobody does; None if others do all that is left. Notices what others finished."""
         for run in list(self.open.values()):
-            if self._is_done(run) or not self.locks.acquire(run.address):
+            if self._take_over(run, self.store.record(run)) or not self.locks.acquire(run.address):
                 continue
-            if self._is_done(run):  # finished between the look and the lock
+            if self._take_over(run, self.store.record(run)):  # finished between the look and the lock
                 self.locks.release(run.address)
                 continue
             del self.open[run.address]
@@ -141,8 +141,8 @@ class _Queue:
         self.records[run.address] = record
         self.locks.release(run.address)
 
-    def _is_done(self, run: Run) -> bool:
-        record = self.store.record(run)
+    def _take_over(self, run: Run, record: Record | None) -> bool:
+        """Close a run whose record is in the store; False if it is still to be done."""
         if record is None or record == self._old_failures.get(run.address):
             return False
         self.records[run.address] = record

@@ -27,7 +27,7 @@ from kalmanclip.methods.class_residuals import ClassResiduals
 from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.joint import Joint, JointConfig
 from kalmanclip.methods.kalman import Kalman, KalmanConfig
-from kalmanclip.methods.presets import PRESETS, MethodConfig, preset, replaced, with_options, with_preset
+from kalmanclip.methods.presets import PRESETS, MethodConfig, preset, with_options
 from kalmanclip.methods.residuals import ClassResidualsConfig
 
 METHODS: dict[str, type[Any]] = {
@@ -111,8 +111,6 @@ __all__ = [
     "make_method",
     "method_name",
     "preset",
-    "replaced",
     "silent",
     "with_options",
-    "with_preset",
 ]

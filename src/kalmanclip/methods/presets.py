@@ -78,13 +78,6 @@ def preset(name: str) -> Any:
     return PRESETS[name]
 
 
-def with_preset(changed: Mapping[str, Any]) -> MethodConfig:
-    """Return the options of ``changed["preset"]`` (the default's without), with the rest of ``changed`` on top."""
-    rest = dict(changed)
-    start: MethodConfig = preset(rest.pop("preset", "default"))
-    return with_options(start, rest)
-
-
 def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
     """Return options with some changed, given as plain values, table by table: ``{"noise": {"beta": 0.9}}``.
 
@@ -95,18 +88,6 @@ def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
         rest = {name: value for name, value in changed.items() if name != "seed"}
         changed = merge({part: {"seed": changed["seed"]} for part in ("kalman", "residuals")}, rest)
     return from_dict(type(config), merge(_cleared(to_dict(config), changed), dict(changed)))
-
-
-def replaced(config: _Config, **options: Any) -> _Config:
-    """Return options with some changed, as `with_options`; a value may also be the dataclass of a whole group.
-
-    The options of a belief or of an observation are replaced as a whole.
-    """
-    start: Any = config
-    names = ("belief_options", "observation_options")
-    whole: dict[str, Any] = {name: {} for name in names if name in options and hasattr(start, name)}
-    plain = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in options.items()}
-    return with_options(config if not whole else dataclasses.replace(start, **whole), plain)
 
 
 def _cleared(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
