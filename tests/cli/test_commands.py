@@ -25,7 +25,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
 
 PROGRAM = [sys.executable, "-m", "kalmanclip"]
-COMMANDS = ["demo", "fit", "predict", "evaluate", "export", "info"]
+COMMANDS = ["demo", "fit", "update", "calibrate", "predict", "sort", "evaluate", "serve", "export", "info"]
 SHAPES = {"circle": 0, "square": 4, "triangle": 3}  # corners
 
 
@@ -309,6 +309,23 @@ def test_ctrl_c_in_the_first_pass_says_that_nothing_was_saved(photos, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_stops_a_command_that_is_deleting_something(photos, tmp_path, monkeypatch):
+    """Python itself would drop the interrupt and go on."""
+
+    class Interrupted:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def press(*_, **__):
+        Interrupted()
+        time.sleep(PATIENCE)
+
+    monkeypatch.setattr("kalmanclip.estimator.KalmanCLIP.fit", press)
+    hook = sys.unraisablehook
+    call("fit", photos, "-o", tmp_path / "a", code=130)
+    assert sys.unraisablehook is hook
+
+
 def test_nothing_is_not_resumed(photos, tmp_path):
     """The options of the first try are not remembered: it would become a fit with other ones."""
     assert "without --resume" in call("fit", photos, "-o", tmp_path / "a", "--resume", code=5).stderr
@@ -368,8 +385,11 @@ def test_towers_in_bfloat16(photos, tmp_path):
 def test_predict_shows_a_table(photos, adapter):
     text = call("predict", adapter, photos / "circle").stdout
     assert text.count("circle" + os.sep) == 3
-    assert "choice 2" in text
+    assert "choice 2" not in text
     assert "%" in text
+    text = call("predict", adapter, photos / "circle", "--all").stdout
+    assert "choice 2" in text
+    assert "OOD score" in text
 
 
 def test_json_is_one_array_and_nothing_else(photos, adapter):
@@ -440,7 +460,7 @@ def test_file_names_are_shown_as_they_are(photos, adapter, tmp_path):
 def test_evaluate_prints_accuracy_beside_zero_shot(photos, adapter):
     text = call("evaluate", adapter, photos).stdout
     assert "of 9 images" in text
-    assert "zero-shot" in text
+    assert all(word in text for word in ("zero-shot", "precision", "recall", "F1"))
 
 
 @every_preset
@@ -542,7 +562,7 @@ def test_info_describes_the_installation():
         (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--belief", "x"], 2, "diagonal"),
         (["fit", "{photos}", "-o", "{new}", "--preset", "head", "--placement", "x"], 2, "towers"),
         (["fit", "{photos}", "-o", "{new}", "--template", "no hole"], 2, "{}"),
-        (["fit", "{photos}", "-o", "{new}", "--config", "options.yaml"], 2, "JSON"),
+        (["fit", "{photos}", "-o", "{new}", "--config", "options.toml"], 2, ".json"),
         (["fit", "{photos}", "-o", "{new}", "--config", "gone.json"], 2, "gone.json"),
         (["fit", "{photos}", "-o", "{new}", "--device", "abacus"], 2, "abacus"),
         (["predict", "{adapter}", "{photos}", "--json", "--csv"], 2, "--csv"),

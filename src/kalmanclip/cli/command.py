@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
+import copy
 import functools
 import inspect
 import logging
+import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from kalmanclip.cli.console import complain, note
 from kalmanclip.errors import KalmanClipError
+from kalmanclip.files import explain
 from kalmanclip.process import prepare_process
 
 INTERRUPTED = 130
@@ -48,14 +55,14 @@ def register(app: typer.Typer, command: Callable[..., None], examples: str, name
         if group := groups.get(parameter.name):
             hints = get_type_hints(group, include_extras=True)
             shown = [shown[0].replace(name=f.name, annotation=hints[f.name], default=f.default) for f in fields(group)]
-        options += shown
+        options += [option.replace(annotation=_named_path(option.annotation)) for option in shown]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         try:
-            with _quiet():
+            with _quiet(), _interruptible():
                 command(**values)
         except KeyboardInterrupt:
             note("Stopped.")
@@ -76,10 +83,35 @@ def register(app: typer.Typer, command: Callable[..., None], examples: str, name
     app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{lines}")(run)
 
 
+def path(value: Any) -> Path:
+    """Return a path that is not empty: ``pathlib`` takes that for the current folder. Help shows the function's name.
+
+    Raises:
+        typer.BadParameter: it is, or no file can be called so.
+    """
+    if not os.fspath(value):
+        raise typer.BadParameter("the path is empty; give one, or . for the current folder")
+    if "\0" in os.fspath(value):
+        raise typer.BadParameter("the path has a null character; check the spelling")
+    return Path(value)
+
+
+def _named_path(annotation: Any) -> Any:
+    """Return the annotation of an option so that a path, or one of several, may not be empty."""
+    kind, *details = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if Path not in (kind, *get_args(kind)) or not details:
+        return annotation
+    detail = copy.copy(details[0])
+    detail.parser = path
+    return Annotated[kind, detail]
+
+
 def _unexpected(error: Exception) -> str:
     # torch reports memory that it could not get as a RuntimeError
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
         return "Not enough memory. Try a smaller --batch-size or --rank, or --belief diagonal."
+    if isinstance(error, OSError) and error.errno:  # the disk's or the path's trouble, not ours
+        return explain("use", error.filename or "a file", error)
     return (
         f"unexpected {type(error).__name__}: {str(error).strip() or 'no details'}. This should not happen; "
         "please report it with the output of `kalmanclip --debug ...` and `kalmanclip info`."
@@ -109,3 +141,24 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         root.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C stop the command wherever it arrives.
+
+    Python drops whatever is raised while an object is being deleted, and goes on; an interrupt that was dropped is
+    sent again a moment later, when the main thread is elsewhere.
+    """
+
+    def send_again(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            before(dropped)
+
+    before, sys.unraisablehook = sys.unraisablehook, send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
