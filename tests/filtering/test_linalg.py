@@ -44,6 +44,24 @@ def test_a_pivot_that_is_only_rounding_is_not_trusted():
         assert (cholesky(covariance).diagonal().square() > 1e-7 * covariance.diagonal()).all()
 
 
+@devices
+@pytest.mark.parametrize(
+    ("pivot", "shift"),
+    [(2.0**-10, 0.0), (2.0**-20, 0.0), (2.0**-22, 1e-6), (2.0**-23, 1e-6), (0.0, 1e-6), (-(2.0**-22), 1e-6)],
+)
+def test_the_smallest_shift_for_a_pivot_within_rounding_error_and_none_above_it(device, pivot, shift):
+    """The border is two eps, 2^-22, for two rows in float32. The entries are exact; the oracle is float64."""
+    matrix = torch.tensor([[1.0, 1.0], [1.0, 1.0 + pivot]], device=device)
+    wanted = torch.linalg.cholesky(
+        matrix.double() + shift * matrix.double().diagonal().mean() * torch.eye(2).to(matrix)
+    )
+    found = cholesky(matrix)
+    torch.testing.assert_close(
+        found[1, 1].double().square(), wanted[1, 1].square(), rtol=0.2 if shift else 1e-6, atol=0.0
+    )
+    torch.testing.assert_close(found.double(), wanted, rtol=0.0, atol=1e-3)
+
+
 def test_different_scales_on_the_diagonal_are_not_a_defect():
     matrix = torch.diag(torch.tensor([1.0, 1e-12]))
     torch.testing.assert_close(cholesky(matrix), torch.diag(torch.tensor([1.0, 1e-6])))

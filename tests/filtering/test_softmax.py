@@ -241,6 +241,12 @@ def test_the_variance_is_that_of_dense_algebra(size):
             [p.scale * torch.kron(torch.eye(C), x), (o - o.mean()).unsqueeze(1)], dim=1
         )  # softmax ignores means
         torch.testing.assert_close(row, (J @ Sigma @ J.mT).diagonal(), **EXACT)
+    features, variances, shared = belief.joint(p.x, p.offsets, p.scale)
+    for c in range(C):
+        o = p.offsets[:, c] - p.offsets.mean(dim=1)
+        dense = p.scale**2 * p.x @ blocks[c] @ p.x.mT + torch.outer(o, o) / belief.gain_precision
+        together = features * variances[c] @ features.mT + torch.outer(shared[:, c], shared[:, c])
+        torch.testing.assert_close(together, dense, **EXACT)
 
 
 def test_what_is_known_afterwards():

@@ -17,6 +17,7 @@ used alone, on any `torch.nn.Module`::
 - `filter`: `KalmanFilter`, which chooses between the two, skips broken steps and records each step.
 - `beliefs/`: the covariance structures, one per file.
 - `noise`: the estimate of the observation noise; `observation`: targets, predictions and Jacobian of a batch.
+- `likelihoods`: class labels, yes or no, counts; `prior`: the prior variance that foresees the data best.
 - `softmax`: the iterated update of a softmax regression; `fusion`: one belief from several learned separately.
 - `accelerated/`: the fused diagonal step, its GPU kernels, CUDA graphs, several processes.
 """
@@ -31,9 +32,18 @@ from kalmanclip.filtering.beliefs.kronecker import Kronecker
 from kalmanclip.filtering.beliefs.low_rank import LowRankPlusDiagonal
 from kalmanclip.filtering.filter import FilterConfig, KalmanFilter, Step
 from kalmanclip.filtering.fusion import fuse
-from kalmanclip.filtering.module import flat_parameters, load_flat, observe_module
+from kalmanclip.filtering.likelihoods import (
+    ModuleLikelihood,
+    bound_labels,
+    observe_binary,
+    observe_counts,
+    observe_labels,
+    whiten_labels,
+)
+from kalmanclip.filtering.module import flat_parameters, linearize_module, load_flat, observe_module
 from kalmanclip.filtering.noise import NoiseConfig, ObservationNoise
 from kalmanclip.filtering.observation import Observation
+from kalmanclip.filtering.prior import PriorChoice, choose_prior
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
 
 __all__ = [
@@ -46,19 +56,28 @@ __all__ = [
     "KalmanFilter",
     "Kronecker",
     "LowRankPlusDiagonal",
+    "ModuleLikelihood",
     "NoiseConfig",
     "Observation",
     "ObservationNoise",
+    "PriorChoice",
     "Ranks",
     "ShardedDiagonal",
     "SoftmaxBelief",
     "Step",
     "belief_structure",
+    "bound_labels",
+    "choose_prior",
     "flat_parameters",
     "fuse",
+    "linearize_module",
     "load_flat",
     "make_belief",
+    "observe_binary",
+    "observe_counts",
+    "observe_labels",
     "observe_module",
     "restore_belief",
     "softmax_update",
+    "whiten_labels",
 ]

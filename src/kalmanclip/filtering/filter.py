@@ -1,8 +1,9 @@
 """The filter: Algorithm 1 (`kalman`) or its accelerated form, steps that are skipped, and the record of each."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,17 +25,23 @@ class FilterConfig:
         q: process noise, `Q = q I`.
         regulate: which updates lambda scales: "mean", "covariance", "noise". All three is the paper's prose; Algorithm
             1 as printed leaves out the covariance.
+        step_size: None is the paper: every pass counts the data once more. A number ``gamma`` in (0, 1]: however many
+            passes there are, the data count once. A step with a share ``w`` of them forgets ``gamma w`` of what was
+            learned (`Belief.forget`) and adds ``gamma`` times its information; the fixed point is the posterior.
     """
 
     alpha: float = 0.1
     q: float = 0.0
     regulate: tuple[str, ...] = kalman.REGULATED
+    step_size: float | None = field(default=None, metadata={"quiet": True})  # see `kalmanclip.config.QUIET`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "regulate", tuple(self.regulate))  # a configuration file holds a list
         if not (self.alpha >= 0 and math.isfinite(self.alpha)):
             raise ConfigError(f"alpha must be finite and not negative, not {self.alpha}")
         check_inflation(self.q)
+        if self.step_size is not None and not 0 < self.step_size <= 1:
+            raise ConfigError(f"step_size must be None or lie in (0, 1], not {self.step_size}")
         unknown = set(self.regulate) - set(kalman.REGULATED)
         if unknown:
             raise ConfigError(f"cannot regulate {sorted(unknown)}; choose from {', '.join(kalman.REGULATED)}")
@@ -74,6 +81,7 @@ class KalmanFilter:
         noise: R; not consulted for observations that bring their own.
         config: the options.
         reference: whether to use Algorithm 1 as written (`kalman`) even where an accelerated form exists.
+        prior: mean and variances (n,) before the data of the current passes; see `hold_prior`.
         steps: number of steps taken, skipped ones included.
         skipped: number of updates left out.
     """
@@ -89,30 +97,46 @@ class KalmanFilter:
         self.reference = reference
         self.noise = noise or ObservationNoise()
         self.config = config or FilterConfig()
+        self.prior: tuple[Tensor, Tensor] | None = None
         self.steps = 0
         self.skipped = 0
 
-    def step(self, observe: Callable[[Tensor], Observation]) -> Step:
+    def hold_prior(self) -> None:
+        """Take the belief as it is for the prior of the data to come, which the ``step_size`` counts once."""
+        self.prior = self.belief.mean.clone(), self.belief.marginal_variance()
+
+    def step(self, observe: Callable[[Tensor], Observation], share: float = 1.0) -> Step:
         """Predict, observe, update.
 
         Args:
             observe: called once with the predicted mean mu_{k|k-1} (n,), which it must not change; returns the
                 observation linearised there.
+            share: of all data of a pass, how much this observation is; it matters with a ``step_size`` only.
 
         Returns:
             The record of the step. If the numbers break down (NaN or infinite values, a matrix that cannot be
             factored) the update is skipped: mean, covariance and noise stay as predicted.
         """
-        return self.complete(lambda: self.launch(observe))
+        return self.complete(lambda: self.launch(observe, share))
 
-    def launch(self, observe: Callable[[Tensor], Observation]) -> tuple[Observation, Tensor | None]:
+    def launch(self, observe: Callable[[Tensor], Observation], share: float = 1.0) -> tuple[Observation, Tensor | None]:
         """Predict, observe, and start the accelerated update if there is one, without waiting for the device.
 
         Returns:
             The observation, and the result (7,) of `fused_update`; None if the reference is to do the update.
         """
         kalman.predict(self.belief, self.config.q)
+        step_size = self.config.step_size
+        if step_size is not None:
+            if self.prior is None:
+                self.hold_prior()
+            assert self.prior is not None
+            self.belief.forget(step_size * share, *self.prior)
         seen = observe(self.belief.mean).matching(self.belief.mean)
+        if step_size is not None:
+            if seen.R is None:
+                raise ConfigError("a step_size needs observations that bring their own noise R")
+            seen = dataclasses.replace(seen, R=seen.R / step_size)
         noise = self._noise_of(seen)
         if self.reference or not isinstance(self.belief, Diagonal) or not noise.holds(len(seen.y)):
             return seen, None

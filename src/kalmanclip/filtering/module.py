@@ -52,6 +52,24 @@ def observe_module(module: nn.Module, x: Tensor, y: Tensor, R: Tensor | None = N
     Returns:
         A function from parameters mu (n,), as `flat_parameters` orders them, to the `Observation` at mu.
     """
+    linearized = linearize_module(module, x)
+
+    def observe(mu: Tensor) -> Observation:
+        y_hat, H = linearized(mu)
+        if y.shape != y_hat.shape:
+            raise ConfigError(f"targets of shape {tuple(y.shape)} for outputs of shape {tuple(y_hat.shape)}")
+        return Observation(y.flatten(), y_hat.flatten(), H.reshape(y.numel(), -1), R)
+
+    return observe
+
+
+def linearize_module(module: nn.Module, x: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a function from parameters mu (n,) to outputs (b, ...) and their Jacobian (b, ..., n).
+
+    Args:
+        module: as in `observe_module`.
+        x: inputs (b, ...).
+    """
     trainable = _trainable(module)
     names, parameters = list(trainable), list(trainable.values())
 
@@ -60,10 +78,8 @@ def observe_module(module: nn.Module, x: Tensor, y: Tensor, R: Tensor | None = N
         y_hat = functional_call(module, weights, (example[None],))[0]
         return y_hat, y_hat
 
-    def observe(mu: Tensor) -> Observation:
+    def linearized(mu: Tensor) -> tuple[Tensor, Tensor]:
         H, y_hat = vmap(jacrev(outputs, has_aux=True), in_dims=(None, 0))(mu.detach(), x)
-        if y.shape != y_hat.shape:
-            raise ConfigError(f"targets of shape {tuple(y.shape)} for outputs of shape {tuple(y_hat.shape)}")
-        return Observation(y.flatten(), y_hat.flatten(), H.reshape(y.numel(), -1), R)
+        return y_hat, H
 
-    return observe
+    return linearized

@@ -70,6 +70,18 @@ class SoftmaxBelief:
         total: Tensor = weights + centred.square() / self.gain_precision.double()
         return total.to(x)
 
+    def joint(self, x: Tensor, offsets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what makes up the joint covariance of the logits of N images: features, variances, shared.
+
+        That of class c is ``features diag(variances_c) features^T + shared_c shared_c^T`` (N, N); its diagonal is
+        `variance`. Features (N, d), variances (C, d), shared (N, C).
+        """
+        precision, Q = self._spectrum
+        centred = (offsets - offsets.mean(dim=1, keepdim=True)).double()
+        parts = scale * x.double() @ Q, precision.reciprocal(), centred / self.gain_precision.double().sqrt()
+        features, variances, shared = (part.to(x) for part in parts)
+        return features, variances, shared
+
     def sample(self, temperature: float = 1.0, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw a gain () and class weights (C, d), with ``temperature`` times the covariance.
 

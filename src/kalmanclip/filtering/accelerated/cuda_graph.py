@@ -54,7 +54,8 @@ class CapturedStep:
     def possible(kalman: KalmanFilter) -> bool:
         """Return whether steps of this filter can be captured."""
         # `is`: the exchanges of a sharded belief cannot be captured
-        return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and not kalman.reference
+        plain = not kalman.reference and kalman.config.step_size is None  # what a step forgets changes with its size
+        return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and plain
 
     def _capture(self, observe: Callable[[Tensor], Observation]) -> None:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

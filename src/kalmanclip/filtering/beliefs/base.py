@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+from kalmanclip.plugins import Plugins, subclass_of
 
 DENSE_LIMIT = 2 * 2**30
 """Bytes that dense blocks of a covariance may take: more is almost certainly a mistake."""
@@ -60,6 +61,18 @@ class Belief(ABC):
     @abstractmethod
     def inflate(self, q: float) -> None:
         """Add process noise: `Sigma += q I`, q >= 0."""
+
+    def forget(self, share: float, mean: Tensor, variance: Tensor) -> None:
+        """Go back to a prior by a share of the way, in natural parameters.
+
+        ``Sigma^-1 <- (1 - share) Sigma^-1 + share Sigma_0^-1``, and ``Sigma^-1 mu`` likewise.
+
+        Args:
+            share: in [0, 1]; 1 forgets everything.
+            mean: that of the prior, mu_0 (n,).
+            variance: the diagonal of its covariance Sigma_0 (n,).
+        """
+        raise ConfigError(f"a {self.kind!r} belief cannot forget towards a prior; use a diagonal one")
 
     @abstractmethod
     def times(self, H: Tensor) -> Tensor:
@@ -158,11 +171,14 @@ def check_inflation(q: float) -> None:
         raise ConfigError(f"the process noise q must be finite and not negative, not {q}")
 
 
+PLUGINS = Plugins("kalmanclip.structures", "covariance structure", subclass_of(Belief))
+"""Structures of other packages."""
+
+
 def belief_structure(kind: str) -> type[Belief]:
-    """Return the class of that name, or raise `ConfigError` with the names there are."""
-    if kind not in _KINDS:
-        raise ConfigError(f"unknown covariance structure {kind!r}; choose one of {', '.join(sorted(_KINDS))}")
-    return _KINDS[kind]
+    """Return the class of that name, of a plug-in or of ``module:Class``, or raise `ConfigError` with the names."""
+    found: type[Belief] = PLUGINS.get(kind, dict(sorted(_KINDS.items())))
+    return found
 
 
 def make_belief(kind: str, mean: Tensor, variance: float | Tensor, **options: Any) -> Belief:

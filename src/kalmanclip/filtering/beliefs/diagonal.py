@@ -48,6 +48,13 @@ class Diagonal(Belief, kind="diagonal"):
         if q:
             self.s.add_(q)
 
+    def forget(self, share: float, mean: Tensor, variance: Tensor) -> None:
+        """See `Belief.forget`."""
+        kept, back = (1 - share) / self.s, share / variance
+        precision = kept + back
+        self.mean.copy_((kept * self.mean + back * mean) / precision)
+        self.s.copy_(1 / precision)
+
     def times(self, H: Tensor) -> Tensor:
         """Return `H Sigma` (m, n): column i scaled by s_i."""
         return H * self.s
