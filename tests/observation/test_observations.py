@@ -44,13 +44,16 @@ def y_hat_alone(name, options, S, column):
         return S
     if name in ("classes", "contrastive"):
         return p.gather(1, own)
+    log_likelihood = p.gather(1, own).log()
+    if name == "deviance":
+        return (-2 * log_likelihood).sqrt()
     assert name == "log_likelihood"
-    return p.gather(1, own).log()
+    return log_likelihood
 
 
 @settings(deadline=None, max_examples=25)
 @given(B=st.integers(1, 5), C=st.integers(2, 6), seed=st.integers(0, 10_000))
-@pytest.mark.parametrize("name", ["cosine", "contrastive", "classes", "pairwise", "log_likelihood"])
+@pytest.mark.parametrize("name", ["cosine", "contrastive", "classes", "pairwise", "log_likelihood", "deviance"])
 def test_derivatives_of_gaussian_observations(name, B, C, seed):
     likelihood = make_likelihood(name)
     S, column = similarities(likelihood, *random_batch(B, C, seed))
@@ -120,6 +123,7 @@ TABLE = {  # which texts are shown, and what their images should be like: the ta
     "classes": ([0, 1, 2, 3, 4], [[1], [1], [1]]),
     "pairwise": ([0, 2], [[0, 1], [1, 0], [0, 1]]),
     "log_likelihood": ([0, 1, 2, 3, 4], [[0], [0], [0]]),
+    "deviance": ([0, 1, 2, 3, 4], [[0], [0], [0]]),
     "categorical": ([0, 1, 2, 3, 4], [[0, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 0, 0]]),
     "bounded": ([0, 1, 2, 3, 4], [[1, 0, 0, 0, 0]] * 3),  # the own class comes first
 }
@@ -190,7 +194,10 @@ def test_jacobian_of_the_whole_observation(encoder, batch, name, options):
     if name in ("categorical", "bounded"):
         assert torch.equal(seen.R, torch.eye(len(seen.y), dtype=torch.float64))
         return  # whitened rows are not the derivative of the scaled outputs; their meaning is tested above
-    assert seen.R is None
+    if name == "deviance":
+        assert torch.equal(seen.R, torch.eye(len(seen.y), dtype=torch.float64))
+    else:
+        assert seen.R is None
     assert torch.allclose(seen.H, jacrev(outputs)(encoder.theta), atol=1e-9)
 
 
@@ -204,6 +211,7 @@ def test_targets_of_a_whole_batch(encoder, batch, name):
         "categorical": [[0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
         "bounded": [[1, 0, 0, 0, 0]] * 4,
         "log_likelihood": [0] * 4,
+        "deviance": [0] * 4,
     }.get(name, [1] * len(seen.y_hat))
     # p / sqrt(p) is what 'categorical' foresees: its target times that is the one-hot one
     unit = {"categorical": seen.y_hat, "bounded": 0.5**0.5}.get(name, 1.0)
@@ -265,3 +273,19 @@ def test_texts_that_fill_up_a_fixed_shape_change_nothing(encoder, batch, name, o
     exact, padded = (observe(encoder, likelihood, images, seen, texts) for seen in (labels, filled))
     torch.testing.assert_close(padded.y_hat, exact.y_hat, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(padded.H, exact.H, rtol=1e-10, atol=1e-12)
+
+
+def test_the_deviance_residual_has_the_gradient_of_the_log_likelihood():
+    S = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    column = torch.tensor([0, 1, 2, 3, 0, 1])
+    loss = torch.nn.functional.cross_entropy(3 * S, column, reduction="none")
+    (gradient,) = torch.autograd.grad(loss.sum(), S)
+    terms = make_likelihood("deviance").terms(S.detach(), column, 3.0)
+    torch.testing.assert_close(terms.y_hat[:, 0] ** 2 / 2, loss.detach())
+    torch.testing.assert_close((terms.y_hat.unsqueeze(2) * terms.G).sum(1), gradient)
+
+
+def test_an_image_that_is_certain_leaves_nothing_undefined():
+    terms = make_likelihood("deviance").terms(torch.tensor([[50.0, 0.0]]), torch.tensor([0]), 100.0)
+    assert terms.y_hat.item() == 0
+    assert torch.isfinite(terms.G).all()

@@ -8,6 +8,7 @@
 | ``classes`` | probability of its own class | 1 | all other classes |
 | ``pairwise`` | similarities with the batch's texts (the paper's ``flatten``) | identity | the batch's other texts |
 | ``log_likelihood`` | log-probability of its own class | 0 | all other classes |
+| ``deviance`` | root of twice the negative log-probability of its own class; ``R = 1`` | 0 | all other classes |
 | ``categorical`` | probabilities of all classes, whitened; ``R`` from the model | one-hot | all other classes |
 | ``bounded`` | the same with bounded curvature, for the ``top`` most similar classes | one-hot | the nearest classes |
 """
@@ -17,9 +18,10 @@ from typing import Any
 from kalmanclip.errors import ConfigError
 from kalmanclip.observation.categorical import BoundedCategorical, Categorical
 from kalmanclip.observation.likelihood import Likelihood, Terms
-from kalmanclip.observation.matched import Classes, Contrastive, Cosine, LogLikelihood, Pairwise
+from kalmanclip.observation.matched import Classes, Contrastive, Cosine, Deviance, LogLikelihood, Pairwise
 from kalmanclip.observation.observe import observe
 from kalmanclip.observation.symmetric import Symmetric
+from kalmanclip.plugins import Plugins, subclass_of
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     "cosine": Cosine,
@@ -28,28 +30,37 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
     "classes": Classes,
     "pairwise": Pairwise,
     "log_likelihood": LogLikelihood,
+    "deviance": Deviance,
     "categorical": Categorical,
     "bounded": BoundedCategorical,
 }
 
 
+PLUGINS = Plugins("kalmanclip.observations", "observation", subclass_of(Likelihood))
+"""Observations of other packages."""
+
+
 def make_likelihood(name: str, **options: Any) -> Likelihood:
-    """Return the observation of that name, with its options: ``top`` of ``bounded``, ``distinct`` of ``symmetric``."""
-    if name not in LIKELIHOODS:
-        raise ConfigError(f"Unknown observation {name!r}. Choose one of: {', '.join(LIKELIHOODS)}.")
+    """Return the observation of that name, with its options: ``top`` of ``bounded``, ``distinct`` of ``symmetric``.
+
+    The name may be that of a plug-in, or ``module:Class`` (see `kalmanclip.plugins`).
+    """
+    likelihood: type[Likelihood] = PLUGINS.get(name, LIKELIHOODS)
     try:
-        return LIKELIHOODS[name](**options)
+        return likelihood(**options)
     except TypeError as problem:
         raise ConfigError(f"The observation {name!r} does not take these options: {problem}.") from problem
 
 
 __all__ = [
     "LIKELIHOODS",
+    "PLUGINS",
     "BoundedCategorical",
     "Categorical",
     "Classes",
     "Contrastive",
     "Cosine",
+    "Deviance",
     "Likelihood",
     "LogLikelihood",
     "Pairwise",

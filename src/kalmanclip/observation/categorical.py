@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+from kalmanclip.filtering import bound_labels, whiten_labels
 from kalmanclip.observation.likelihood import Likelihood, Terms, softmax_rows
 
 
@@ -13,10 +14,9 @@ class Categorical(Likelihood):
     """``T(y)`` = one-hot, ``y_hat = p``, ``R = diag(p) - p p^T``, whitened.
 
     ``R`` is singular (probabilities sum to one), so the observation is given in coordinates in which it is the
-    identity: with ``L = diag(sqrt p) - p sqrt(p)^T``, ``L L^T = R``, the rows are ``L^T J`` (``J`` the derivative of
-    the logits), and the innovation is ``(y - p) / sqrt(p)``, for which ``L innovation = y - p``. Then ``H^T H = J^T R
-    J`` is exactly the Fisher information and ``H^T innovation = J^T (y - p)`` exactly the gradient of the
-    log-likelihood.
+    identity (`kalmanclip.filtering.whiten_labels`): the rows are ``L^T J``, with ``J`` the derivative of the logits.
+    Then ``H^T H = J^T R J`` is exactly the Fisher information and ``H^T innovation = J^T (y - p)`` exactly the
+    gradient of the log-likelihood.
     """
 
     has_covariance = True
@@ -24,9 +24,8 @@ class Categorical(Likelihood):
     def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:
         """Return C outputs per image, of unit covariance."""
         p, target, _ = softmax_rows(S, column, scale)
-        root = p.clamp_min(1e-20).sqrt()  # 1 / root stays finite; root times it cancels in the gradient
-        G = scale * (root.diag_embed() - root.unsqueeze(2) * p.unsqueeze(1))
-        return Terms(target / root, p / root, G)
+        y, y_hat, LT = whiten_labels(p, target)
+        return Terms(y, y_hat, scale * LT)
 
 
 class BoundedCategorical(Likelihood):
@@ -59,7 +58,6 @@ class BoundedCategorical(Likelihood):
         p = torch.softmax(scale * S.gather(1, rivals), dim=-1)
         y = torch.zeros_like(p)
         y[:, 0] = 1.0
-        root = math.sqrt(2.0)
-        V = (torch.eye(K, dtype=S.dtype, device=S.device) - 1 / K) / root
+        y, y_hat, V = bound_labels(p, y)
         G = S.new_zeros(B, K, C).scatter_(2, rivals.unsqueeze(1).expand(B, K, K), (scale * V).expand(B, K, K))
-        return Terms(root * y, root * p, G)
+        return Terms(y, y_hat, G)

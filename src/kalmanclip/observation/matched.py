@@ -63,3 +63,21 @@ class LogLikelihood(Likelihood):
         p, target, _ = softmax_rows(S, column, scale)
         own = torch.log_softmax(scale * S, dim=-1).gather(1, column.unsqueeze(1))
         return Terms(torch.zeros_like(own), own, (scale * (target - p)).unsqueeze(1))
+
+
+class Deviance(Likelihood):
+    """``y_hat_i = sqrt(-2 log softmax(S_i / tau)[own class])``, the deviance residual; ``y = 0`` and ``R = 1``.
+
+    The Gaussian log-density of the residual, ``-y_hat^2 / 2``, *is* the log-likelihood, so ``H^T e`` is exactly its
+    gradient, and ``H^T H`` a positive curvature of rank one: one row per image, however many classes there are.
+    """
+
+    has_covariance = True
+
+    def terms(self, S: Tensor, column: Tensor, scale: float) -> Terms:
+        """Return one residual per image: ``d y_hat / d S_c = (p_c - 1[c = y]) / (tau y_hat)``."""
+        p, target, _ = softmax_rows(S, column, scale)
+        own = torch.log_softmax(scale * S, dim=-1).gather(1, column.unsqueeze(1))
+        residual = (-2 * own).clamp_min(0).sqrt()
+        floor = residual.clamp_min(1e-5)  # an image that is certain pulls no more, where 0 / 0 would be NaN
+        return Terms(torch.zeros_like(own), residual, (scale * (p - target) / floor).unsqueeze(1))
