@@ -103,7 +103,7 @@ def test_a_fit_runs_the_frozen_parts_once_per_image_and_prompt(name, tiny, monke
     monkeypatch.setattr(features, "free_bytes", lambda device: 0)
     again = Kalman(tiny, method.config)
     again.fit(task)
-    assert sum(n for rows in seen for n in rows) == 2 * (9 + 6) + 3 * 9  # and now in every step
+    assert sum(n for rows in seen for n in rows) == 2 * (9 + 6) + 3 * 9 + 9  # now in every step, and for the OOD score
     assert torch.allclose(again.encoder.theta, method.encoder.theta, atol=1e-4 * method.encoder.theta.abs().max())
 
 

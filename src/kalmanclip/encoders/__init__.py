@@ -10,7 +10,9 @@ from kalmanclip.encoders.cache import FeatureCache, cache_folder
 from kalmanclip.encoders.dual import DualEncoder
 from kalmanclip.encoders.jacobian import SimilarityJacobian
 from kalmanclip.encoders.low_rank import LowRankConfig
-from kalmanclip.encoders.towers import Activations
+from kalmanclip.encoders.precomputed import precomputed
+from kalmanclip.encoders.tower import Activations
+from kalmanclip.encoders.wrap import as_backbone
 
 __all__ = [
     "Activations",
@@ -19,6 +21,8 @@ __all__ = [
     "FeatureCache",
     "LowRankConfig",
     "SimilarityJacobian",
+    "as_backbone",
     "cache_folder",
     "load_backbone",
+    "precomputed",
 ]

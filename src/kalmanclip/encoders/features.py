@@ -9,13 +9,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from kalmanclip.data.embedding import Embedding, stack_embeddings
 from kalmanclip.data.images import ImageSource, cache_decoded, content_identities, image_batches
 from kalmanclip.data.prompts import class_prompts
 from kalmanclip.encoders.backbone import Backbone
 from kalmanclip.encoders.cache import Encode, describe_product, through_cache
 from kalmanclip.encoders.dual import DualEncoder
 from kalmanclip.encoders.preprocess import Preprocess, RandomCrop, RandomCropConfig
-from kalmanclip.encoders.towers import Activations, TextEncoder, unit
+from kalmanclip.encoders.tower import Tower
+from kalmanclip.encoders.towers import EMBEDDING, Activations, TextEncoder, unit
+from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.process import free_bytes
 
 Progress = Callable[[str, int, int], None]
@@ -67,7 +70,8 @@ def frozen_activations(
 ) -> Generator[Activations, None, None]:
     """Yield what the frozen part of the image tower makes of N images, in batches (B, ...) and in order.
 
-    If the backbone has a cache, batches that it knows are neither decoded nor encoded.
+    If the backbone has a cache, batches that it knows are neither decoded nor encoded. Where only the embeddings of
+    images are there (`kalmanclip.data.embedding`), they are the activations.
 
     Args:
         encoder: the towers, and the backbone's cache, if any.
@@ -83,8 +87,9 @@ def frozen_activations(
             # in the layout that they would come from a cache with: sums may round by that
             yield tuple(column.contiguous() for column in tower.prefix(batch))
 
-    batches = compute(range(len(sources)))
-    cache = backbone.cache if keep else None
+    embeddings = stack_embeddings(sources)
+    batches = compute(range(len(sources))) if embeddings is None else _as_activations(embeddings, backbone, tower)
+    cache = backbone.cache if keep and embeddings is None else None
     if cache is not None:
         crop_key = "" if crop is None else str(crop)
         description = describe_product(backbone, tower.product, _min_side(backbone, crop), crop_key)
@@ -97,6 +102,22 @@ def frozen_activations(
             yield batch
             done += len(batch[0])
             progress("reading images", done, len(sources))
+
+
+def _as_activations(embeddings: Tensor, backbone: Backbone, tower: Tower) -> Generator[Activations, None, None]:
+    """Yield embeddings (N, d) as what a frozen image tower would have made of the images."""
+    if tower.product != EMBEDDING:
+        raise ConfigError(
+            "Low-rank parameters inside the image tower need images, and there are only embeddings. Choose the preset "
+            "'default', 'head' or 'joint'."
+        )
+    if embeddings.shape[1] != backbone.width:
+        raise DataError(
+            f"The embeddings have {embeddings.shape[1]} numbers each, but those of the model {backbone.name!r} have "
+            f"{backbone.width}. Embed the images with this model; a single grey image is given as [image]."
+        )
+    for batch in embeddings.split(ENCODE_BATCH):
+        yield (unit(batch.to(backbone.device)),)
 
 
 @torch.no_grad()
@@ -121,6 +142,9 @@ def crop_features(
     progress: Progress = silent,
 ) -> Tensor:
     """Return embeddings (N, V, d) of the V crops that stand for each image; see `RandomCropConfig.weights`."""
+    if isinstance(next(iter(sources), None), Embedding):  # there is nothing to crop: every crop is the image
+        f = image_features(encoder, sources, progress)
+        return f.unsqueeze(1).repeat(1, len(config.weights), 1)
     crops = [RandomCrop(encoder.backbone, config.crop_scale, seed, number) for number in range(config.crops)]
     centre = len(config.weights) > len(crops)
     decoded_once = cache_decoded(sources, crops[0].min_side) if crops else sources
@@ -158,6 +182,8 @@ def epoch_features(
         progress: told about reading.
     """
     known: dict[int, Tensor] = {}
+    if isinstance(next(iter(sources), None), Embedding):
+        crops = 0
     if crops is None:
         sources = cache_decoded(sources, RandomCrop(encoder.backbone, crop_scale, seed, 0).min_side)
 

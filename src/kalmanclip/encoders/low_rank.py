@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,20 @@ class RowSink:
         self.recording = False
 
 
+class Correction(NamedTuple):
+    """A learned change of a frozen weight: merged, it is ``weight + B A``.
+
+    Attributes:
+        weight: (d_out, d_in), the model's own tensor or a view of it.
+        A: (r, d_in).
+        B: (d_out, r), with the scale in it.
+    """
+
+    weight: Tensor
+    A: Tensor
+    B: Tensor
+
+
 class LowRank(nn.Module):
     """``g`` low-rank maps that share their input: ``x -> [s B_1 A_1 x, ..., s B_g A_g x]``.
 
@@ -119,10 +133,19 @@ class LowRank(nn.Module):
             self.A.copy_(torch.randn(self.A.shape, generator=generator) / self.A.shape[1] ** 0.5)
             self.B.zero_()
 
-    def delta(self, group: int = 0) -> Tensor:
-        """Return the full matrix ``s B A`` of one group, (d_out, d_in): what merging adds to the frozen weight."""
-        r = self.B.shape[2]
-        return self.scale * self.B[group] @ self.A[group * r : (group + 1) * r]
+    def correction(self, weight: Tensor, parts: tuple[int, ...] = (0,), of: int = 1) -> Correction:
+        """Return what is added to a frozen weight whose rows fall into equal parts.
+
+        Args:
+            weight: (of * d_out, d_in).
+            parts: which part each group corrects.
+            of: into how many parts the rows fall.
+        """
+        (g, d_out, r), scaled = self.B.shape, self.scale * self.B.detach()
+        B = scaled.new_zeros(of, d_out, g, r)
+        for group, part in enumerate(parts):
+            B[part, :, group] = scaled[group]
+        return Correction(weight, self.A.detach(), B.reshape(of * d_out, g * r))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,12 @@ class Preprocess:
         return image
 
 
+def check_crop_scale(scale: Sequence[float]) -> None:
+    """Raise `ConfigError` unless these are the smallest and largest share of a picture's area."""
+    if not (len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1):
+        raise ConfigError(f"crop_scale must be two shares of a picture's area in (0, 1], not {scale}.")
+
+
 @dataclass(frozen=True)
 class RandomCropConfig:
     """Which random crops stand for a training image; together they have the weight of one image.
@@ -94,8 +101,7 @@ class RandomCropConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.crops, int) or self.crops < 0:
             raise ConfigError(f"crops must be a whole number, 0 for centre crops alone; not {self.crops!r}.")
-        if not (len(self.crop_scale) == 2 and 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1):
-            raise ConfigError(f"crop_scale must be two shares of a picture's area in (0, 1], not {self.crop_scale}.")
+        check_crop_scale(self.crop_scale)
 
     @property
     def weights(self) -> list[float]:

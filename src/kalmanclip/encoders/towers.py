@@ -5,36 +5,33 @@ computed at every step. The open_clip modules themselves are never changed: the 
 low-rank corrections, so one model in memory serves both the zero-shot and the tuned classifier. Blocks are run by their
 weights even without corrections: `torch.nn.MultiheadAttention` moves the samples behind the tokens and back.
 
-Activations travel as tuples of tensors, samples first, so that a batch is picked by indexing every tensor alike.
-Towers may compute in lower precision; the embeddings that leave them are in float32 at least (`unit`).
+The vision transformers, ResNets and text transformers of open_clip are run here, block by block; towers of any other
+make run their own forward pass (`kalmanclip.encoders.attach`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from open_clip import CLIP, CustomTextCLIP
 from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
 from open_clip.transformer import ResidualAttentionBlock, TextTransformer, VisionTransformer
 from torch import Tensor, nn
 
-from kalmanclip.encoders.low_rank import LowRank, LowRankConfig, RowSink
+from kalmanclip.encoders.attach import AttachedTower
+from kalmanclip.encoders.low_rank import Correction, LowRank, LowRankConfig, RowSink
+from kalmanclip.encoders.tower import Activations, Tower, unit
 from kalmanclip.errors import ModelError
 
-Activations = tuple[Tensor, ...]
 Read = Callable[[Tensor], Tensor]
 """Picks the tokens that are read, (N, tokens, ...) to (N, fewer, ...)."""
 
 EMBEDDING = "embedding"
 """The product (see `Tower`) of a whole frozen tower: embeddings of unit length."""
-
-
-def unit(x: Tensor) -> Tensor:
-    """Scale rows to unit length, in float32 at least: similarities and what is learned from them need the digits."""
-    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
 
 def run(blocks: Sequence[nn.Module], x: Tensor, mask: Tensor | None, read: Read | None) -> Tensor:
@@ -63,7 +60,7 @@ class AdaptedBlock(nn.Module):
     """A frozen residual attention block of open_clip plus low-rank corrections of its projections.
 
     Args:
-        block: never modified, but by `merge_`.
+        block: never modified here.
         config: which corrections; None: none, and the block computes what it always did.
         sink: where they write their derivatives.
     """
@@ -119,53 +116,18 @@ class AdaptedBlock(nn.Module):
         mlp = self._block[0].mlp
         return project(mlp.c_proj, self.proj, mlp.gelu(project(mlp.c_fc, self.fc, x)))
 
-    @torch.no_grad()
-    def merge_(self) -> None:
-        """Add the corrections to the block's weights, in place."""
+    def corrections(self) -> list[Correction]:
+        """Return the corrections of the block's weights."""
         attn, mlp = self._block[0].attn, self._block[0].mlp
-        for k, part in enumerate(self.parts):
-            assert self.qkv is not None
-            attn.in_proj_weight[part * attn.embed_dim : (part + 1) * attn.embed_dim] += self.qkv.delta(k)
-        for linear, layer in ((attn.out_proj, self.out), (mlp.c_fc, self.fc), (mlp.c_proj, self.proj)):
-            if layer is not None:
-                linear.weight += layer.delta()
+        pairs = ((attn.out_proj, self.out), (mlp.c_fc, self.fc), (mlp.c_proj, self.proj))
+        found = [layer.correction(linear.weight) for linear, layer in pairs if layer is not None]
+        return found if self.qkv is None else [self.qkv.correction(attn.in_proj_weight, self.parts, of=3), *found]
 
 
 def project(linear: nn.Linear, layer: LowRank | None, x: Tensor) -> Tensor:
     """Map ``x`` by a frozen linear map, with its low-rank correction if there is one."""
     y = F.linear(x, linear.weight, linear.bias)
     return y if layer is None else y + layer(x)
-
-
-class Tower(nn.Module):
-    """One tower: `prefix` (frozen, without gradients) then `forward` (adapted) to unit-length embeddings.
-
-    Attributes:
-        sink: where the low-rank layers of this tower write their derivatives.
-        product: what `prefix` computes, for caches: of one model, prefixes of the same name give the same.
-    """
-
-    product: str
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sink = RowSink()
-
-    def prefix(self, inputs: Tensor) -> Activations:
-        """Compute the frozen part: (N, 3, h, w) images or (N, L) tokens to activations."""
-        raise NotImplementedError
-
-    def forward(self, *activations: Tensor) -> Tensor:
-        """Compute the adapted part: activations to embeddings (N, d) of unit length."""
-        raise NotImplementedError
-
-    def merge_(self) -> None:
-        """Add the corrections to the frozen weights, in place."""
-        raise NotImplementedError
-
-    def low_rank_layers(self) -> Iterator[LowRank]:
-        """Return all low-rank layers in the order of `theta`."""
-        return (m for m in self.modules() if isinstance(m, LowRank))
 
 
 class HeadTower(Tower):
@@ -194,25 +156,39 @@ class HeadTower(Tower):
         # also without parameters: then parameters of zero change no digit
         return unit(f if self.head is None else f + self.head(f))
 
+    def corrections(self) -> list[Correction]:
+        """Return that of the tower's last projection: ``(I + s B A) W`` is ``W + s B (A W)``."""
+        if self.head is None:
+            return []
+        weight, _ = last_projection(self._owner[0])
+        _, A, B = self.head.correction(weight)
+        return [Correction(weight, A @ weight.to(A.dtype), B)]
+
     @torch.no_grad()
     def merge_(self) -> None:
-        """Fold ``I + s B A`` into the tower's last projection."""
-        if self.head is None:
-            return
-        delta = self.head.delta()
-        factor = torch.eye(len(delta)).to(delta) + delta
-        weight, bias = last_projection(self._owner[0])
-        weight.copy_(factor @ weight)
-        if bias is not None:
-            bias.copy_(factor @ bias)
+        """Fold ``I + s B A`` into the tower's last projection and its bias."""
+        if self.head is not None:
+            _, bias = last_projection(self._owner[0])
+            if bias is not None:
+                _, A, B = self.head.correction(bias)
+                bias += B @ (A @ bias)
+        super().merge_()
+
+
+_PROJECTIONS = ("proj", "text_projection")
+_TIMM_PROJECTIONS = ("head.proj", "head.mlp.fc2", "trunk.head.fc", "trunk.head")  # the first that is there is the last
 
 
 def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
     """Return views of a tower's final map: weight (d, width), so that ``y = weight x + bias``, and bias or None."""
+    if isinstance(owner, nn.Linear):
+        return owner.weight, owner.bias
     if isinstance(owner, ModifiedResNet):
         return owner.attnpool.c_proj.weight, owner.attnpool.c_proj.bias
-    for name in ("proj", "text_projection"):
-        projection = getattr(owner, name, None)
+    for name in _TIMM_PROJECTIONS if isinstance(owner, TimmModel) else _PROJECTIONS:
+        projection = _attribute(owner, name)
+        if isinstance(projection, nn.Sequential) and len(projection):  # an MLP of open_clip's
+            projection = projection[-1]
         if isinstance(projection, nn.Linear):
             return projection.weight, projection.bias
         if isinstance(projection, Tensor):
@@ -223,13 +199,14 @@ def last_projection(owner: Any) -> tuple[Tensor, Tensor | None]:
     )
 
 
+def _attribute(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
 def _cut(blocks: nn.ModuleList, config: LowRankConfig) -> int:
     """Return the index of the first adapted block."""
-    if not plain_blocks(blocks):
-        raise ModelError(
-            f"Low-rank parameters inside blocks of type {type(blocks[0]).__name__} are not supported. "
-            "Use placement='head', which works for every model."
-        )
     if config.last_blocks is not None and config.last_blocks > len(blocks):
         raise ModelError(f"last_blocks={config.last_blocks}, but the tower has only {len(blocks)} blocks.")
     return 0 if config.last_blocks is None else len(blocks) - config.last_blocks
@@ -245,11 +222,9 @@ class TransformerTower(Tower):
         self.product = f"tokens after {cut} blocks"
         self.blocks = nn.ModuleList(AdaptedBlock(b, config, self.sink) for b in blocks[cut:])
 
-    def merge_(self) -> None:
-        """Add every block's corrections to its weights."""
-        for block in self.blocks:
-            assert isinstance(block, AdaptedBlock)
-            block.merge_()
+    def corrections(self) -> list[Correction]:
+        """Return those of all blocks."""
+        return [correction for block in self.blocks for correction in cast(AdaptedBlock, block).corrections()]
 
 
 class ImageTransformerTower(TransformerTower):
@@ -341,11 +316,10 @@ class ResNetTower(Tower):
     def _adapt(self, name: str, linear: nn.Linear, x: Tensor) -> Tensor:
         return project(linear, self._layers.get(name), x)
 
-    @torch.no_grad()
-    def merge_(self) -> None:
-        """Add the corrections to the attention pool's weights."""
-        for name, layer in self._layers.items():
-            getattr(self._visual[0].attnpool, f"{name}_proj").weight.add_(layer.delta())
+    def corrections(self) -> list[Correction]:
+        """Return those of the attention pool's weights."""
+        pool = self._visual[0].attnpool
+        return [layer.correction(getattr(pool, f"{name}_proj").weight) for name, layer in self._layers.items()]
 
 
 def reading(position: Tensor) -> Read:
@@ -422,11 +396,6 @@ class TextTransformerTower(TransformerTower):
     """A text transformer with low-rank parameters in its last blocks."""
 
     def __init__(self, text: TextEncoder, config: LowRankConfig) -> None:
-        if not text.plain:
-            raise ModelError(
-                f"Low-rank parameters inside a text tower of type {type(text.owner).__name__} are not supported. "
-                "Use placement='head', or towers=('image',)."
-            )
         super().__init__(text.blocks, config)
         self._text = text
 
@@ -450,20 +419,30 @@ def build_image_tower(model: Any, width: int, config: LowRankConfig | None) -> T
     """Build the image tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
     visual, own = model.visual, config if config and "image" in config.towers else None
     if own is None or own.placement == "head":
-        return HeadTower(ImageEncoder(model), visual, width, own)
-    if isinstance(visual, VisionTransformer):
+        return HeadTower(ImageEncoder(model), _ending(model, "image") or visual, width, own)
+    if isinstance(visual, VisionTransformer) and plain_blocks(visual.transformer.resblocks):
         return ImageTransformerTower(visual, own)
     if isinstance(visual, ModifiedResNet):
         return ResNetTower(visual, own)
-    raise ModelError(
-        f"Low-rank parameters inside an image tower of type {type(visual).__name__} are not supported. "
-        "Use placement='head', which works for every model."
-    )
+    return AttachedTower(model.encode_image, visual, own)
 
 
 def build_text_tower(model: Any, width: int, config: LowRankConfig | None) -> Tower:
     """Build the text tower of an open_clip model with the low-rank parameters that ``config`` asks for."""
     text, own = TextEncoder(model), config if config and "text" in config.towers else None
     if own is None or own.placement == "head":
-        return HeadTower(text, text.owner, width, own)
-    return TextTransformerTower(text, own)
+        return HeadTower(text, _ending(model, "text") or text.owner, width, own)
+    if text.plain and plain_blocks(text.blocks):
+        return TextTransformerTower(text, own)
+    return AttachedTower(model.encode_text, _text_modules(model), own)
+
+
+def _ending(model: Any, tower: str) -> nn.Linear | None:
+    """Return a tower's last projection, where the model names it; a plain open_clip model does not."""
+    return getattr(model, "projections", {}).get(tower)
+
+
+def _text_modules(model: Any) -> Any:
+    """Return the module with the text tower's blocks, and with none of the image tower's."""
+    custom = getattr(model, "text", None)
+    return model.transformer if custom is None else custom
