@@ -7,7 +7,7 @@ from kalmanclip.data.images import IMAGE_SUFFIXES, MAX_PIXELS, ImageSource, Lazy
 from kalmanclip.data.labelled import LabelledImages, class_name_from_folder, from_lists
 from kalmanclip.data.lists import read_caption_splits, read_captions, read_list
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits, PairIndex, index_pairs, task_from_pairs
-from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, fill, validate_templates
+from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, fill, read_descriptions, validate_templates
 from kalmanclip.data.resolve import data_name, read_data
 from kalmanclip.data.shots import ShotLists, hold_out, read_shot_lists, sample_shots
 from kalmanclip.data.splits import Splits
@@ -45,6 +45,7 @@ __all__ = [
     "read_caption_splits",
     "read_captions",
     "read_data",
+    "read_descriptions",
     "read_folder",
     "read_hugging_face",
     "read_hugging_face_captions",

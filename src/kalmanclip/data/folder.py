@@ -1,6 +1,5 @@
 """Find images on disk: a folder of class folders to learn from, any files and folders to predict."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from kalmanclip.data.labelled import (
     require_two_classes,
 )
 from kalmanclip.errors import DataError
+from kalmanclip.files import check_path, decode_json
 
 _EXAMPLE = """one folder per class, for example
   {root}/
@@ -50,7 +50,7 @@ def read_folder(
         DataError: there is no such folder, it has no class folders or only one, a class folder has no images
             or an unknown name, or two of them mean the same class.
     """
-    root = Path(path)
+    root = check_path(path, DataError)
     if not root.exists():
         raise DataError(f"the folder {root} does not exist; check the path")
     if not root.is_dir():
@@ -95,7 +95,7 @@ def read_images(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in (check_path(path, DataError) for path in paths):
         if not path.exists() and not path.is_symlink():  # a broken link is reported when it is opened
             pattern = " (patterns like *.jpg are the shell's business: list files or give a folder)"
             raise DataError(f"{path} does not exist; check the path{pattern if '*' in str(path) else ''}")
@@ -168,6 +168,6 @@ def read_text(path: Path) -> str:
 def parse_json(text: str, where: str | Path) -> Any:
     """Return what a JSON text means; `where` says in the message where it stands."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return decode_json(text)
+    except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}); correct it, or download it again") from error

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -33,7 +33,7 @@ from kalmanclip.data.labelled import LabelledImages, class_name_from_folder, fro
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, validate_templates
 from kalmanclip.data.splits import SPLITS, Splits
-from kalmanclip.errors import ConfigError, DataError, ImageError
+from kalmanclip.errors import ConfigError, DataError, ImageError, KalmanClipError
 from kalmanclip.files import sha256_of
 
 Dataset: TypeAlias = Any
@@ -129,6 +129,28 @@ def read_hugging_face_captions(spec: str, **choices: str | None) -> CaptionedSpl
     if not found:
         raise DataError(f"no row of {name} has a value in the column {column!r}; choose another with ?caption=")
     return CaptionedSplits(**found)
+
+
+def read_table(table: Dataset) -> tuple[list[ImageSource], Callable[[], list[Any]] | None, list[str] | None]:
+    """Return what a `datasets.Dataset` in memory holds: images, a function that reads the labels, the classes' names.
+
+    Columns are found as in `read_hugging_face`. Without a column of labels there are none; names are there where its
+    type has them.
+    """
+    name, split = table.info.dataset_name or "table", str(table.split or "rows")
+    table = table.with_format(None)
+    try:
+        sources = _images(table, {}, name, split, range(len(table)))
+        if not _candidates(table.features, "label"):
+            return sources, None, None
+        column = _column(table.features, "label", {}, name)
+    except KalmanClipError as error:
+        raise DataError(
+            f"{str(error).partition(';')[0]}: rename one, X.rename_column(OLD, 'image' or 'label')"
+        ) from error
+    names = getattr(table.features[column], "names", None)
+    known = None if names is None else [class_name_from_folder(label) for label in names]
+    return sources, lambda: list(table[column]), known
 
 
 def has_captions_only(spec: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.errors import DataError
+from kalmanclip.files import is_unicode
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays element by element has no single answer
@@ -41,6 +42,8 @@ class LabelledImages:
         for name in self.class_names:
             if not isinstance(name, str) or not name.strip():
                 raise DataError(f"{name!r} is not a class name; use non-empty strings")
+            if not is_unicode(name):
+                raise DataError(f"the class name {name!r} has bytes that are no UTF-8; rename its folder or label")
         last = len(self.class_names) - 1
         for position, label in enumerate(self.labels):
             try:

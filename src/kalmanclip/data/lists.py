@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kalmanclip.config import short
 from kalmanclip.data.folder import parse_json, read_text
 from kalmanclip.data.images import ImageSource
 from kalmanclip.data.labelled import from_lists, shown
 from kalmanclip.data.pairs import CaptionedImages, CaptionedSplits
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import DataError
+from kalmanclip.files import check_path
 
 Row: TypeAlias = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3 of photos.csv"), and its columns."""
@@ -38,7 +40,7 @@ def read_list(path: str | os.PathLike[str], class_names: Sequence[str] | None = 
     Raises:
         DataError: the list cannot be read, a row lacks something, or images are missing.
     """
-    rows = _rows(Path(path))
+    rows = _rows(path)
     sources = _images(Path(path), rows)
     labels = [_column(row, _LABEL) for row in rows]
     if class_names is not None and all(isinstance(label, str) and label.isdecimal() for label in labels):
@@ -55,7 +57,7 @@ def read_captions(path: str | os.PathLike[str], split: str | None = None) -> Cap
         path: the list.
         split: only the rows of this split; None takes all.
     """
-    rows = [row for row in _rows(Path(path)) if split is None or _split(row) == split]
+    rows = [row for row in _rows(path) if split is None or _split(row) == split]
     if not rows:
         raise DataError(f"{path} has no rows with split {split!r}; leave the split out, or add the column")
     return _pairs(Path(path), rows)
@@ -63,7 +65,7 @@ def read_captions(path: str | os.PathLike[str], split: str | None = None) -> Cap
 
 def read_caption_splits(path: str | os.PathLike[str]) -> CaptionedSplits:
     """Return all splits of a list of pairs; without a column `split`, everything is train. See `read_captions`."""
-    rows = _rows(Path(path))
+    rows = _rows(path)
     pairs = _pairs(Path(path), rows)
     return CaptionedSplits(**{split: pairs.subset(own) for split, own in _positions(rows).items()})
 
@@ -79,7 +81,7 @@ def has_captions_only(path: str | os.PathLike[str]) -> bool:
     Raises:
         DataError: it has neither.
     """
-    rows = _rows(Path(path))
+    rows = _rows(path)
     names = {name for _, columns in rows for name, value in columns.items() if value not in (None, "")}
     if not names & {*_CAPTION, *_LABEL}:
         columns = ", ".join(dict.fromkeys(name for _, columns in rows for name in columns)) or "none"
@@ -94,8 +96,9 @@ def _pairs(place: Path, rows: Sequence[Row]) -> CaptionedImages:
     return CaptionedImages(_images(place, rows), [str(_column(row, _CAPTION)) for row in rows])
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(location: str | os.PathLike[str]) -> list[Row]:
     """Return all rows of a list, with where they stand."""
+    path = check_path(location, DataError)
     if not is_list(path):
         raise DataError(f"{path} is not a list that can be read; use one that ends in {', '.join(_ENDINGS)}")
     if not path.is_file():
@@ -105,7 +108,11 @@ def _rows(path: Path) -> list[Row]:
     rows: list[tuple[str, Any]]
     if ending == ".csv":
         reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
-        rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
+        try:
+            rows = [(f"line {reader.line_num} of {path}", row) for row in reader]
+        except csv.Error as error:  # a quotation mark that is never closed makes one field of the rest
+            where = f"line {reader.line_num + 1} of {path}"
+            raise DataError(f"{where} cannot be read ({error}); look for a quotation mark too many there") from error
     elif ending == ".json":
         content = parse_json(text, path)
         if not isinstance(content, list):
@@ -118,7 +125,7 @@ def _rows(path: Path) -> list[Row]:
         raise DataError(f"{path} has no rows; list at least one image")
     for where, row in rows:
         if not isinstance(row, dict):
-            raise DataError(f"{where} is {row!r}; use {example}")
+            raise DataError(f"{where} is {short(row)}; use {example}")
     return [(where, {str(key).strip().lower(): value for key, value in row.items()}) for where, row in rows]
 
 
@@ -152,10 +159,17 @@ def _positions(rows: Sequence[Row]) -> dict[str, list[int]]:
 def _images(place: Path, rows: Sequence[Row]) -> list[ImageSource]:
     """Return the images' paths, all of which must exist."""
     paths = [place.parent / str(_column(row, _IMAGE)) for row in rows]
-    missing = [f"{path} ({row[0]})" for path, row in zip(paths, rows, strict=True) if not path.is_file()]
+    missing = [f"{path} ({row[0]})" for path, row in zip(paths, rows, strict=True) if not _is_file(path)]
     if missing:
         raise DataError(
             f"{len(missing)} of {len(paths)} images are missing: {shown(missing, 5, str)}. "
             "Paths count from the list's own folder"
         )
     return list(paths)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # of a name that is too long, for one
+        return False

@@ -4,6 +4,7 @@
 | --- | --- |
 | ``eurosat`` | a data set of the `catalog`, under the root |
 | ``imagenet_c:fog/3`` | a variant of one |
+| ``module:object`` | a `DataSet` of another package (`kalmanclip.plugins`) |
 | ``photos/`` | a folder with ``train/`` and ``test/`` (and ``val/``, if any) of class folders |
 | ``train_folder:test_folder`` | two folders of class folders |
 | ``photos.csv``, ``.json``, ``.jsonl`` | a list (`lists.read_list`) |
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kalmanclip.data.catalog import DATA_SETS, catalog_key, find_dataset, load_dataset
+from kalmanclip.data.catalog import DATA_SETS, find_dataset, load_dataset, split_variant
 from kalmanclip.data.folder import read_folder
 from kalmanclip.data.hub import HUB, read_hugging_face
 from kalmanclip.data.labelled import LabelledImages, find_labels
@@ -25,14 +26,19 @@ from kalmanclip.data.lists import is_list, read_list
 from kalmanclip.data.shots import read_shot_lists
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.files import check_path
 
 _OWN_NAME = re.compile(r"([^/\\:=,{}]+)=(.+)", re.DOTALL)
 
 
 def split_name(spec: str) -> tuple[str | None, str]:
     """Return the name that a spec gives itself, if any, and the rest: ``pets=photos/`` is "pets", "photos/"."""
-    match = None if spec.startswith(HUB) or Path(spec).exists() else _OWN_NAME.fullmatch(spec)
-    return (match[1].strip(), match[2]) if match else (None, spec)
+    there = check_path(spec, DataError).exists()
+    match = None if spec.startswith(HUB) or there else _OWN_NAME.fullmatch(spec)
+    if match is None:
+        return None, spec
+    check_path(match[2], DataError)
+    return match[1].strip(), match[2]
 
 
 def data_name(spec: str) -> str:
@@ -40,8 +46,9 @@ def data_name(spec: str) -> str:
     name, place = split_name(spec)
     if name is not None:
         return name
-    if is_registered(place):
-        word, _, variant = place.partition(":")
+    registered = split_variant(place)
+    if registered is not None:
+        word, variant = registered
         return find_dataset(word).name + (f":{variant}" if variant else "")
     if place.startswith(HUB):
         return place.removeprefix(HUB).partition("?")[0].rstrip("/").rsplit("/", 1)[-1]
@@ -52,7 +59,7 @@ def data_name(spec: str) -> str:
 
 def is_registered(place: str) -> bool:
     """Return whether this is a name of the catalog; a folder of that name is meant by ``./name``."""
-    return catalog_key(place.partition(":")[0]) in DATA_SETS
+    return split_variant(place) is not None
 
 
 def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
@@ -68,8 +75,9 @@ def read_data(spec: str, root: str | os.PathLike[str] | None = None) -> Splits:
     _, place = split_name(spec)
     if place.startswith(HUB):
         return read_hugging_face(place)
-    if is_registered(place):
-        word, _, variant = place.partition(":")
+    registered = split_variant(place)
+    if registered is not None:
+        word, variant = registered
         try:
             return load_dataset(word, root, variant=variant or None)
         except DataError as error:
@@ -176,6 +184,6 @@ def _folder_pair(place: str) -> tuple[Path, Path] | None:
     """Return the two folders of ``train:test``, if these are two; a colon may also belong to a path."""
     if Path(place).expanduser().exists():
         return None
-    cuts = [match.start() for match in re.finditer(":", place)]
+    cuts = [match.start() for match in re.finditer("(?<=.):(?=.)", place)]  # an empty name is no folder
     pairs = [(Path(place[:cut]).expanduser(), Path(place[cut + 1 :]).expanduser()) for cut in cuts]
     return next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kalmanclip.config import check_whole
 from kalmanclip.data.folder import read_text
 from kalmanclip.data.labelled import LabelledImages, class_members, shown
-from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.errors import DataError
 
 _NAME = re.compile(r"shot(\d+)_seed(\d+)\.txt")
 
@@ -35,10 +36,9 @@ def sample_shots(images: LabelledImages, shots: int | None, seed: int, replaceme
 
 def sample_indices(images: LabelledImages, shots: int | None, seed: int, replacement: bool = False) -> list[int]:
     """Return the positions of the images that `sample_shots` returns, in increasing order."""
+    check_whole(1, shots=shots)
     if shots is None:
         return list(range(len(images)))
-    if shots < 1:
-        raise ConfigError(f"shots is {shots}; it must be at least 1 (or None for all images)")
     chosen: list[int] = []
     for name, candidates in zip(images.class_names, class_members(images, range(len(images))), strict=True):
         # Only random() is promised to give the same numbers in every Python, so nothing else is used.
@@ -57,8 +57,7 @@ def hold_out(images: LabelledImages, count: int, seed: int) -> tuple[LabelledIma
     Raises:
         DataError: a class would have no image left to learn from.
     """
-    if count < 1:
-        raise ConfigError(f"{count} images cannot be held out; give at least 1")
+    check_whole(1, **{"the number of images to hold out": count})
     pairs = zip(images.class_names, images.counts(), strict=True)
     short = [name for name, own in pairs if 0 < own <= count]
     if short:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kalmanclip.config import check_seed
 from kalmanclip.data.labelled import LabelledImages, fingerprint, shown
 from kalmanclip.data.prompts import DEFAULT_TEMPLATES, class_prompts, validate_templates
 from kalmanclip.data.shots import ShotLists, sample_indices
@@ -58,6 +59,7 @@ class FewShotTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "templates", validate_templates(self.templates))
+        check_seed(self.seed)
         for split in ("validation", "test"):
             images = getattr(self, split)
             if images is not None and images.class_names != self.train.class_names:

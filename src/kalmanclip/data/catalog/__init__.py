@@ -5,6 +5,7 @@ Every module here that has a tuple `DATA_SETS` of `DataSet` adds them to the cat
 
 import difflib
 import importlib
+import importlib.util
 import os
 import pkgutil
 from pathlib import Path
@@ -13,14 +14,32 @@ from kalmanclip.data.catalog.base import DataSet
 from kalmanclip.data.labelled import shown
 from kalmanclip.data.splits import Splits
 from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.plugins import Plugins, is_address
 
-__all__ = ["DATA_SETS", "ROOT_VARIABLE", "DataSet", "catalog_key", "data_root", "find_dataset", "load_dataset"]
+__all__ = [
+    "DATA_SETS",
+    "PLUGINS",
+    "ROOT_VARIABLE",
+    "DataSet",
+    "catalog_key",
+    "data_root",
+    "find_dataset",
+    "load_dataset",
+    "split_variant",
+]
 
 _MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 _FOUND = {dataset.name: dataset for module in _MODULES for dataset in getattr(module, "DATA_SETS", ())}
 
 DATA_SETS: dict[str, DataSet] = dict(sorted(_FOUND.items()))
 """All data sets, by name."""
+
+PLUGINS = Plugins(
+    "kalmanclip.datasets",
+    "data set",
+    lambda thing: "" if isinstance(thing, DataSet) else "it is not a kalmanclip.data.DataSet",
+)
+"""Data sets of other packages."""
 
 ROOT_VARIABLE = "KALMANCLIP_DATA"
 """The environment variable that says where data sets lie."""
@@ -36,13 +55,43 @@ def catalog_key(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
+def split_variant(place: str) -> tuple[str, str] | None:
+    """Return the name of a data set and its variant or "": ``imagenet_c:fog/3``; None where it names none.
+
+    ``module:object`` is a name, too, unless a folder is meant: ``train:test``.
+    """
+    word, _, variant = place.partition(":")
+    if catalog_key(word) in DATA_SETS or PLUGINS.has(catalog_key(word)):
+        return word, variant
+    module, _, rest = place.partition(":")
+    attribute, _, variant = rest.partition(":")
+    address = f"{module}:{attribute}"
+    return (address, variant) if is_address(address) and not _is_folder(place, module) else None
+
+
+def _is_folder(place: str, module: str) -> bool:
+    """Return whether what looks like ``module:object`` means folders: there is one, and no module of that name."""
+    if Path(place).exists():
+        return True
+    if not Path(module).exists():
+        return False
+    spec = importlib.util.find_spec(module)
+    return spec is None or spec.origin is None  # any folder is a package without a file
+
+
 def find_dataset(name: str | DataSet) -> DataSet:
-    """Return the description of a data set (a description is returned as it is)."""
+    """Return the description of a data set (a description is returned as it is).
+
+    The name may be that of a plug-in, or ``module:object`` (see `kalmanclip.plugins`).
+    """
     if isinstance(name, DataSet):
         return name
     key = catalog_key(name)
     if key in DATA_SETS:
         return DATA_SETS[key]
+    if is_address(name) or PLUGINS.has(key):
+        found: DataSet = PLUGINS.get(name if is_address(name) else key, DATA_SETS)
+        return found
     close = difflib.get_close_matches(key, DATA_SETS, n=1)
     suggestion = f" Did you mean {close[0]}?" if close else ""
     raise ConfigError(f"there is no data set called {name!r}.{suggestion} Known: {', '.join(DATA_SETS)}")
