@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import sklearn.metrics
 
 from kalmanclip.metrics import ClassResult, accuracy, confusion_matrix, per_class, standardized_margin
 
@@ -15,13 +16,25 @@ def test_rows_of_the_confusion_matrix_are_the_truth_and_all_classes_have_one():
     assert matrix.sum() == 3
 
 
-def test_each_class_has_its_accuracy_and_its_most_frequent_mistake():
+def test_each_class_has_its_shares_and_its_most_frequent_mistake():
     matrix = np.array([[3, 1, 2], [0, 4, 0], [0, 0, 0]])
     assert per_class(matrix) == [
-        ClassResult(images=6, accuracy=0.5, confused_with=2, times=2),
-        ClassResult(images=4, accuracy=1.0, confused_with=None, times=0),
-        ClassResult(images=0, accuracy=None, confused_with=None, times=0),
+        ClassResult(images=6, recall=0.5, precision=1.0, f1=2 / 3, confused_with=2, times=2),
+        ClassResult(images=4, recall=1.0, precision=0.8, f1=8 / 9, confused_with=None, times=0),
+        ClassResult(images=0, recall=None, precision=0.0, f1=0.0, confused_with=None, times=0),
     ]
+
+
+def test_shares_of_a_class_are_scikit_learns():
+    rng = np.random.default_rng(0)
+    labels, predicted = rng.integers(0, 5, 60), rng.integers(0, 4, 60)  # nothing is taken for the last class
+    results = per_class(confusion_matrix(labels, predicted, classes=6))  # and of one more there is nothing at all
+    precision, recall, f1, images = sklearn.metrics.precision_recall_fscore_support(
+        labels, predicted, labels=range(6), zero_division=np.nan
+    )
+    for name, expected in (("precision", precision), ("recall", recall), ("f1", f1), ("images", images)):
+        found = [getattr(result, name) for result in results]
+        np.testing.assert_allclose([np.nan if value is None else value for value in found], expected)
 
 
 def test_per_class_leaves_the_matrix_alone():

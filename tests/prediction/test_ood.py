@@ -1,5 +1,6 @@
 """The out-of-distribution score, and the threshold above which an image is flagged."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prediction.test_mahalanobis import naive as naive_distance
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.prediction.ood import SHRINKAGE, TEXT_WEIGHT, OODDetector
+from kalmanclip.prediction.ood import CONFIDENCE, FAR_WEIGHT, SHRINKAGE, TEXT_WEIGHT, OODDetector
 
 
 def unit(*shape, generator):
@@ -29,7 +31,7 @@ def known(counts, d=12, seed=0, spread=1.0):
     return OODDetector.of(features, labels, unit(len(counts), d, generator=g), [f"{i}.jpg" for i in range(len(labels))])
 
 
-def naive_score(f, features, labels, texts):
+def naive_unfamiliarity(f, features, labels, texts):
     """The definition, image by image and class by class."""
     found = []
     present = sorted(set(labels.tolist()))
@@ -46,20 +48,50 @@ def naive_score(f, features, labels, texts):
     return torch.tensor(found, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("counts", [[3, 3, 3], [1, 1, 1, 1], [5, 1, 2], [4, 0, 2], [6]])
+def naive_held_out(what, k, *more):
+    """Of each image, by a model made without it."""
+    found = []
+    for i in range(len(k.features)):
+        others = torch.arange(len(k.features)) != i
+        found.append(what(k.features[i : i + 1], k.features[others], k.labels[others], *more))
+    return torch.cat(found)
+
+
+def comparable(k):
+    """Whether there are two classes, and two images of each on average."""
+    classes = len(set(k.labels.tolist()))
+    return classes > 1 and len(k.features) >= 2 * classes
+
+
+def naive_score(near, far, k):
+    """The definition; what is standardised is standardised by the images, held out."""
+    held_far = naive_held_out(naive_unfamiliarity, k, k.texts)
+    if not comparable(k):
+        return far
+    held_near = naive_held_out(naive_distance, k)
+    z, u = ((x - held.mean()) / held.std() for x, held in ((near, held_near), (far, held_far)))
+    return z + FAR_WEIGHT * torch.where(u > 0, u, torch.zeros_like(u))
+
+
+COUNTS = [[3, 3, 3], [1, 1, 1, 1], [5, 1, 2], [5, 1, 1], [4, 0, 2], [6], [2, 1, 1]]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
 def test_the_score_is_its_definition(counts):
     k = known(counts)
     f = unit(9, 12, generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(k.score(f), naive_score(f, k.features, k.labels, k.texts))
+    far = naive_unfamiliarity(f, k.features, k.labels, k.texts)
+    torch.testing.assert_close(k.unfamiliarity(f), far)
+    near = naive_distance(f, k.features, k.labels) if comparable(k) else None
+    torch.testing.assert_close(k.score(f), naive_score(near, far, k))
 
 
-@pytest.mark.parametrize("counts", [[3, 3, 3], [1, 1, 1, 1], [5, 1, 2], [4, 0, 2], [6]])
+@pytest.mark.parametrize("counts", COUNTS)
 def test_held_out_scores_are_those_of_a_model_without_the_image(counts):
     k = known(counts)
-    for i in range(len(k.features)):
-        others = torch.arange(len(k.features)) != i
-        expected = naive_score(k.features[i : i + 1], k.features[others], k.labels[others], k.texts)
-        torch.testing.assert_close(k.held_out[i : i + 1], expected)
+    far = naive_held_out(naive_unfamiliarity, k, k.texts)
+    near = naive_held_out(naive_distance, k) if comparable(k) else None
+    torch.testing.assert_close(k.held_out, naive_score(near, far, k))
 
 
 def test_other_images_have_a_larger_score():
@@ -94,10 +126,13 @@ def test_images_can_be_added_and_classes_left_out():
     both = half.with_more(k.features[4:], k.labels[4:], k.names[4:])
     torch.testing.assert_close(both.score(f), k.score(f))
     assert both.names == k.names
+    again = half.with_more(k.features[2:], k.labels[2:], k.names[2:])  # two of them are there already
+    torch.testing.assert_close(again.held_out, k.held_out)
+    assert again.names == k.names
     fewer = k.select([2, None, 0], k.texts[[2, 1, 0]])
     assert sorted(fewer.labels.tolist()) == [0, 0, 0, 0, 2, 2, 2]
     assert fewer.names == tuple(s for s, c in zip(k.names, k.labels.tolist(), strict=True) if c != 1)
-    assert len(fewer.threshold(0.2)) == 2
+    assert fewer.threshold(0.2).counted
 
 
 def test_false_alarms_are_as_many_as_asked_for():
@@ -126,12 +161,47 @@ def test_false_alarms_are_as_many_as_asked_for():
 def test_thresholds_by_hand(rate, rank):
     """Of 19 images, a new one lies above the k-th largest with chance k / 20."""
     k = known([10, 9])
-    assert k.threshold(rate) == (k.held_out.sort(descending=True).values[rank - 1].item(), True)
+    found = k.threshold(rate)
+    assert found[:2] == (k.held_out.sort(descending=True).values[rank - 1].item(), True)
+    assert not found.calibrated
+    # of 19 uniform numbers, the rank-th smallest is below the ends of the interval with these chances
+    tails = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
+    chances = [scipy.stats.binom(19, end).sf(rank - 1) for end in found.interval]
+    assert chances == pytest.approx(tails)
     # too few to count: the prediction interval of a Gaussian of unknown mean and variance (Student's t)
     few = known([3, 3], seed=1)
     scores = few.held_out.numpy()
     quantile = scipy.stats.t(df=5, loc=scores.mean(), scale=scores.std(ddof=1) * math.sqrt(7 / 6)).ppf(0.98)
-    assert few.threshold(0.02) == (pytest.approx(quantile), False)
+    assert few.threshold(0.02) == (pytest.approx(quantile), False, None, False)
+
+
+def test_images_held_out_altogether_make_the_threshold():
+    k = known([3, 3])
+    scores = torch.arange(19.0, dtype=torch.float64)
+    with_them = dataclasses.replace(k, calibration=scores)
+    assert with_them.threshold(0.1)[:2] == (17.0, True)
+    assert with_them.threshold(0.1).calibrated
+    assert with_them.threshold(0.01) == k.threshold(0.01)  # too few for this rate
+    more = with_them.with_more(k.features[:1], 1 - k.labels[:1], ["new"])
+    assert (more.calibration, len(more.names)) == (None, 7)
+    assert with_them.select([1, 0], k.texts).calibration is None
+
+
+def test_the_share_of_false_alarms_lies_in_the_interval_as_often_as_promised():
+    """Of images held out altogether, drawn again and again."""
+    everything = known([400] * 4, spread=0.8)
+    learned = torch.arange(len(everything.labels)) < 60
+    k = OODDetector.of(everything.features[learned], everything.labels[learned], everything.texts, [""] * 60)
+    scores = k.score(everything.features[~learned])
+    inside, shares = [], []
+    for seed in range(200):
+        order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+        held, new = scores[order[:59]], scores[order[59:]]
+        found = dataclasses.replace(k, calibration=held).threshold(0.05)
+        shares.append(float((new > found.value).double().mean()))
+        inside.append(found.interval[0] <= shares[-1] <= found.interval[1])
+    assert abs(np.mean(inside) - CONFIDENCE) < 0.07
+    assert abs(np.mean(shares) - 0.05) < 0.01
 
 
 def test_a_stricter_rate_has_a_higher_threshold():

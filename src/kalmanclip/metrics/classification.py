@@ -43,27 +43,32 @@ class ClassResult:
 
     Attributes:
         images: how many there were.
-        accuracy: the share that was recognised; None without images.
+        recall: the share that was recognised; None without images.
+        precision: of the images that were taken for this class, the share that are of it; None if none was.
+        f1: the harmonic mean of both; None if neither is defined.
         confused_with: the class that its images were most often taken for by mistake; None without mistakes.
         times: how often that happened.
     """
 
     images: int
-    accuracy: float | None
+    recall: float | None
+    precision: float | None
+    f1: float | None
     confused_with: int | None
     times: int
 
 
 def per_class(matrix: np.ndarray) -> list[ClassResult]:
     """Return one result per class, in order, from a confusion matrix (C, C)."""
-    results = []
+    results, taken = [], matrix.sum(axis=0)
     for label, row in enumerate(matrix):
-        images, mistakes = int(row.sum()), row.copy()
+        images, answers, right, mistakes = int(row.sum()), int(taken[label]), int(row[label]), row.copy()
         mistakes[label] = 0
         worst = int(mistakes.argmax())
         times = int(mistakes[worst])
-        share = float(row[label] / images) if images else None
-        results.append(ClassResult(images, share, worst if times else None, times))
+        recall, precision = right / images if images else None, right / answers if answers else None
+        f1 = 2 * right / (images + answers) if images + answers else None
+        results.append(ClassResult(images, recall, precision, f1, worst if times else None, times))
     return results
 
 

@@ -1,8 +1,12 @@
 """From a Gaussian over logits to a `Prediction`: probabilities and their uncertainty, sets of classes, OOD scores."""
 
+from kalmanclip.prediction.acquisition import JointLogits
 from kalmanclip.prediction.conformal import Calibration
-from kalmanclip.prediction.ood import FALSE_ALARMS, OODDetector
+from kalmanclip.prediction.expected import ExpectedAccuracy
+from kalmanclip.prediction.label_noise import SUSPECT, LabelCheck, label_noise
+from kalmanclip.prediction.ood import CONFIDENCE, FALSE_ALARMS, OODDetector, Threshold
 from kalmanclip.prediction.predictive import (
+    NONE_OF_THESE,
     SAMPLES,
     Averaged,
     LogitGaussian,
@@ -12,22 +16,33 @@ from kalmanclip.prediction.predictive import (
     expected_softmax,
     mean_field,
 )
+from kalmanclip.prediction.records import SURE, records
 from kalmanclip.prediction.temperature import TYPICAL_SCALE, fit_covariance_scale, log_likelihood, most_probable_scale
 
 __all__ = [
+    "CONFIDENCE",
     "FALSE_ALARMS",
+    "NONE_OF_THESE",
     "SAMPLES",
+    "SURE",
+    "SUSPECT",
     "TYPICAL_SCALE",
     "Averaged",
     "Calibration",
+    "ExpectedAccuracy",
+    "JointLogits",
+    "LabelCheck",
     "LogitGaussian",
     "Neighbors",
     "OODDetector",
     "Prediction",
+    "Threshold",
     "averaged",
     "expected_softmax",
     "fit_covariance_scale",
+    "label_noise",
     "log_likelihood",
     "mean_field",
     "most_probable_scale",
+    "records",
 ]

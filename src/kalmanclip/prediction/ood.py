@@ -1,6 +1,7 @@
 """Out-of-distribution images: a score, and the threshold above which an image is flagged.
 
-The score of a unit-length feature ``f`` is minus
+Two things can be strange about an image. It may show *another kind of thing*: then it lies far from all that was
+learned, and its unfamiliarity is large. That is, for a unit-length feature ``f``, minus
 
     max_c f . m_c  +  f . g  +  `TEXT_WEIGHT` (max_c f . t_c - mean_c f . t_c),
 
@@ -9,7 +10,18 @@ The first two ask whether images like this one were there to learn from. The las
 than the others; it is what the reference (MCM, the largest softmax of the similarities) measures, to first order.
 With few images ``m_c`` is uncertain, so it is shrunk towards ``g`` as if `SHRINKAGE` more images had been seen there.
 
-The threshold comes from the training images alone: each is scored as if it had not been among them.
+Or it may show *another class of the same kind*: a breed of dog beside other breeds. It is as familiar as they are, but
+nearer to the middle of all than to any class; that is the relative Mahalanobis distance. The score is
+
+    r  +  `FAR_WEIGHT` max(u, 0),
+
+both distance ``r`` and unfamiliarity ``u`` in standard deviations from their means over the training images, each as if
+it had not been among them. Below the mean ``u`` is left out: there it is noise, to the question of a class. Without two
+images of each class on average nothing is known within classes, and the score is the unfamiliarity alone.
+
+All of this is about frozen features: whatever else was learned, they have not seen the training images.
+
+The threshold comes from those held-out scores, or from images that were held out altogether.
 """
 
 from __future__ import annotations
@@ -26,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
+from kalmanclip.prediction.mahalanobis import RelativeMahalanobis
 from kalmanclip.prediction.predictive import Neighbors
 
 SHRINKAGE = 3.0
@@ -34,8 +47,17 @@ SHRINKAGE = 3.0
 TEXT_WEIGHT = 4.0
 """How much the texts count beside the images. Chosen on training images."""
 
+FAR_WEIGHT = 2.0
+"""How much unfamiliarity counts beside the distance. Chosen on training images outside the shots."""
+
 FALSE_ALARMS = 0.05
 """The share of in-distribution images that may be flagged, unless another is asked for."""
+
+CONFIDENCE = 0.9
+"""The probability with which the interval of a threshold holds its share of false alarms."""
+
+_TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+_SAME = 1e-3  # features of one image, in half precision, are as near as that
 
 
 class Threshold(NamedTuple):
@@ -43,12 +65,25 @@ class Threshold(NamedTuple):
 
     Attributes:
         value: images above it are flagged.
-        counted: whether it is a rank among held-out training images. If there are too few of them for the rate that was
-            asked for, it is what a Gaussian of their mean and spread makes of it.
+        counted: whether it is a rank among held-out images. If there are too few of them for the rate that was asked
+            for, it is what a Gaussian of their mean and spread makes of it.
+        interval: between which shares of false alarms this threshold has with probability `CONFIDENCE`, over draws of
+            the held-out images; None unless counted.
+        calibrated: whether those images were held out altogether. Then rate and interval hold exactly, for images
+            exchangeable with them; else each was left out of what scored it, and they hold approximately.
     """
 
     value: float
     counted: bool
+    interval: tuple[float, float] | None = None
+    calibrated: bool = False
+
+
+class _Strangeness(NamedTuple):
+    """Of N images: the relative distance, None where it cannot be known, and the unfamiliarity, (N,) each."""
+
+    near: Tensor | None
+    far: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +95,14 @@ class OODDetector:
         labels: (N,), numbers of the classes.
         texts: of the classes, unit-length (C, d).
         names: short names of the images, N of them.
+        calibration: scores (n,) of images held out altogether; None: there are none.
     """
 
     features: Tensor
     labels: Tensor
     texts: Tensor
     names: tuple[str, ...]
+    calibration: Tensor | None = None
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, texts: Tensor, names: Sequence[str]) -> OODDetector:
@@ -75,13 +112,16 @@ class OODDetector:
         return cls(features.half().to(features.dtype), labels, F.normalize(texts, dim=-1), tuple(names))
 
     def with_more(self, features: Tensor, labels: Tensor, names: Sequence[str]) -> OODDetector:
-        """Return one of these and further images of the same classes."""
+        """Return one of these and further images of the same classes; those that are there already count once."""
         more = OODDetector.of(features, labels, self.texts, names)
+        same = (torch.cdist(more.features, self.features) < _SAME) & (more.labels.unsqueeze(1) == self.labels)
+        new = ~same.any(dim=1)
         return replace(
             self,
-            features=torch.cat([self.features, more.features]),
-            labels=torch.cat([self.labels, more.labels]),
-            names=self.names + more.names,
+            features=torch.cat([self.features, more.features[new]]),
+            labels=torch.cat([self.labels, more.labels[new]]),
+            names=self.names + tuple(name for name, keep in zip(more.names, new.tolist(), strict=True) if keep),
+            calibration=None,  # it was about fewer images
         )
 
     def select(self, rows: Sequence[int | None], texts: Tensor) -> OODDetector:
@@ -97,13 +137,39 @@ class OODDetector:
 
     def score(self, f: Tensor) -> Tensor:
         """Return the score (N,) of unit-length features (N, d): the larger, the less like those learned from."""
-        _, sums, overall = self._sums
-        directions = F.normalize(sums + SHRINKAGE * overall, dim=-1)
-        return -((f @ directions.mT).amax(dim=1) + f @ F.normalize(overall, dim=-1) + self._text(f))
+        near = None if self._classes is None else self._classes.distance(f).to(f)
+        return self._combined(_Strangeness(near, self.unfamiliarity(f)))
 
     @cached_property
     def held_out(self) -> Tensor:
         """The score (N,) of each training image as if it had not been among them."""
+        return self._combined(self._held_out)
+
+    def unfamiliarity(self, f: Tensor) -> Tensor:
+        """Return how little unit-length features (N, d) are like the training images and their texts, (N,)."""
+        _, sums, overall = self._sums
+        directions = F.normalize(sums + SHRINKAGE * overall, dim=-1)
+        return -((f @ directions.mT).amax(dim=1) + f @ F.normalize(overall, dim=-1) + self._text(f))
+
+    def _combined(self, parts: _Strangeness) -> Tensor:
+        """Return the scores (N,) of what is strange about images."""
+        reference = self._held_out
+        if parts.near is None or reference.near is None:
+            return parts.far
+        far = _standardized(parts.far, reference.far)
+        return _standardized(parts.near, reference.near) + FAR_WEIGHT * far.clamp_min(0)
+
+    @cached_property
+    def _held_out(self) -> _Strangeness:
+        near = None if self._classes is None else self._classes.held_out.to(self.features)
+        return _Strangeness(near, self._unfamiliarity_held_out())
+
+    @cached_property
+    def _classes(self) -> RelativeMahalanobis | None:
+        return RelativeMahalanobis.of(self.features, self.labels, len(self.texts))
+
+    def _unfamiliarity_held_out(self) -> Tensor:
+        """Return the unfamiliarity (N,) of each training image as if it had not been among them."""
         counts, sums, overall = self._sums
         f, own = self.features, self.labels
         left = counts[own] - 1
@@ -125,17 +191,21 @@ class OODDetector:
     def threshold(self, rate: float = FALSE_ALARMS) -> Threshold:
         """Return the threshold above which a share ``rate`` of in-distribution images lies, at most and on average.
 
+        It is a rank among the scores of images held out altogether, if they are enough, or of the training images.
+
         Raises:
             ConfigError: the rate is no share, or there are too few training images for any threshold.
         """
         if not 0 < rate < 1:
             raise ConfigError(f"The rate of false alarms must lie between 0 and 1, not {rate}.")
-        scores = self.held_out.double()
-        N = len(scores)
-        # a new image lies above the rank-th largest of N with chance rank / (N + 1)
-        rank = math.floor(rate * (N + 1) + 1e-9)
+        calibrated = self.calibration is not None and _rank(rate, len(self.calibration)) >= 1
+        scores = (self.held_out if not calibrated or self.calibration is None else self.calibration).double()
+        N, rank = len(scores), _rank(rate, len(scores))
         if rank >= 1:
-            return Threshold(float(scores.sort(descending=True).values[rank - 1]), counted=True)
+            # the chance that a new image lies above the rank-th largest of N has this distribution
+            low, high = (float(scipy.special.betaincinv(rank, N + 1 - rank, q)) for q in _TAILS)
+            value = float(scores.sort(descending=True).values[rank - 1])
+            return Threshold(value, counted=True, interval=(low, high), calibrated=calibrated)
         if N < 3:
             raise ConfigError(f"A threshold for the OOD score needs at least 3 training images; there are {N}.")
         quantile = float(scipy.special.stdtrit(N - 1, rate)) * math.sqrt(1 + 1 / N)
@@ -157,3 +227,13 @@ class OODDetector:
     def _text(self, f: Tensor) -> Tensor:
         similarity = f @ self.texts.mT
         return TEXT_WEIGHT * (similarity.amax(dim=1) - similarity.mean(dim=1))
+
+
+def _rank(rate: float, n: int) -> int:
+    """Return the largest rank that a new image exceeds with at most the chance ``rate``: rank / (n + 1)."""
+    return math.floor(rate * (n + 1) + 1e-9)
+
+
+def _standardized(values: Tensor, reference: Tensor) -> Tensor:
+    """Return values (N,) less the mean of a reference (M,), in its standard deviations."""
+    return (values - reference.mean()) / reference.std().clamp_min(torch.finfo(values.dtype).tiny)

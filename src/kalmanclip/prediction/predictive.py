@@ -13,11 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from kalmanclip.prediction.frames import prediction_frame, prediction_html
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NONE_OF_THESE = "none of these"
+"""The answer about an image that shows nothing learned from."""
 
 SAMPLES = 64
 """Draws of the logits for one expectation, half of them mirror images of the others."""
@@ -188,10 +196,22 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.probabilities)
 
+    def _repr_html_(self) -> str:
+        return prediction_html(self)
+
+    def to_frame(self, images: Sequence[str] | None = None, probabilities: bool = False) -> pd.DataFrame:
+        """Return a frame of pandas, one row per image; see `kalmanclip.prediction.frames.prediction_frame`."""
+        return prediction_frame(self, images, probabilities)
+
     @property
     def labels(self) -> np.ndarray:
         """The name of the most probable class of each image, (N,)."""
         return np.array(self.class_names)[self.probabilities.argmax(dim=1).numpy()]
+
+    @property
+    def answers(self) -> np.ndarray:
+        """One answer for each image, (N,): the most probable class, or `NONE_OF_THESE` where flagged."""
+        return self.labels if self.is_ood is None else np.where(self.is_ood.numpy(), NONE_OF_THESE, self.labels)
 
     @property
     def confidence(self) -> Tensor:
