@@ -151,6 +151,25 @@ def test_held_out_images_are_predicted_from_the_others():
     assert found < -2 * loss(residuals, views, labels)  # of images that were learned from
 
 
+def test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops():
+    w, labels = world(1), [0, 1, 2] * 3
+    views = w.views(labels, 2)
+    residuals = learned(views, labels, w.T, ClassResidualsConfig(crops=2, folds=3, prior_std=0.1, alpha=0.0))
+    logits, found, folds, weights = residuals.held_out
+    assert folds.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert found.tolist() == labels  # part by part, as they lie here
+    for part in range(3):
+        held, kept = ([i for i in range(9) if (i // 3 == part) is wanted] for wanted in (True, False))
+        others = learned(views[kept], labels[:6], w.T, ClassResidualsConfig(crops=2, prior_std=0.1, alpha=0.0))
+        said, expected = (a.softmax(dim=1) for a in (logits[held], others.logits(views[held][:, 0])))
+        torch.testing.assert_close(said, expected, atol=2e-3, rtol=0)
+        torch.testing.assert_close(residuals.scale * views[held][:, 0] @ weights[part].mT, logits[held])
+    assert (logits.softmax(dim=1) - residuals.logits(views[:, 0]).softmax(dim=1)).abs().max() > 0.02
+    residuals.learn(views, torch.tensor(labels))
+    assert residuals.held_out is None  # about what had learned less
+    assert learned(w.views([0, 1, 2]), [0, 1, 2], w.T).held_out is None  # one of each: none can be held out
+
+
 def test_the_more_the_images_say_the_wider_the_prior():
     labels = [0, 1, 2] * 8
     far, near = world(2, distance=3.0), world(2, distance=0.0)
@@ -408,7 +427,7 @@ def test_one_view_of_each_class_has_no_metric():
         ({"centre_weight": 0.0}, "centre_weight"),
         ({"centre_weight": 1.5}, "centre_weight"),
         ({"folds": 1}, "folds must be at least 2"),
-        ({"folds": 2.0}, "folds must be at least 2"),
+        ({"folds": 2.0}, "folds must be a whole number"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

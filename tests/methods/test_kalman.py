@@ -94,8 +94,8 @@ def test_the_prior_is_in_units_of_similarity(tiny, task):
     store = method._read(task.train, silent, True)
     batch = torch.arange(4)
     labels = torch.tensor(task.train.labels)[batch]
-    kalman = method._prior(store[batch], labels)
-    seen = observe(method.encoder, make_likelihood("cosine"), store[batch], labels, method.texts)
+    kalman = method._prior(store(batch, 0), labels)
+    seen = observe(method.encoder, make_likelihood("cosine"), store(batch, 0), labels, method.texts)
     assert kalman.belief.project(seen.H).diagonal().mean().sqrt().item() == pytest.approx(0.17, rel=1e-4)
 
 
@@ -110,7 +110,7 @@ def test_a_variance_can_be_given(tiny, task):
     method = Kalman(tiny, dataclasses.replace(QUICK, prior_variance=1e-3))
     method.set_classes(task.class_names, task.templates)
     store = method._read(task.train, silent, True)
-    kalman = method._prior(store[torch.arange(2)], torch.tensor([0, 0]))
+    kalman = method._prior(store(torch.arange(2), 0), torch.tensor([0, 0]))
     assert kalman.belief.marginal_variance().unique().tolist() == pytest.approx([1e-3])
 
 
@@ -124,7 +124,13 @@ def test_every_pass_has_an_order_of_its_own(tiny, task, monkeypatch):
     """Each pass shows every image once, in another order; the seed says which, and going on is like never stopping."""
     shown = []
     take = ActivationStore.__getitem__
-    monkeypatch.setattr(ActivationStore, "__getitem__", lambda self, i: shown.append(i.tolist()) or take(self, i))
+
+    def read(self, positions):
+        if len(positions) <= QUICK.batch_size:  # all at once is no pass: their frozen features are kept
+            shown.append(positions.tolist())
+        return take(self, positions)
+
+    monkeypatch.setattr(ActivationStore, "__getitem__", read)
 
     def orders(fit):
         shown.clear()
@@ -391,5 +397,53 @@ def test_more_images_leave_the_towers_under_residuals_where_they_are(tiny, task)
     assert both.update(task.train.subset([0, 5, 10])) == []
     assert torch.equal(both.encoder.theta, theta)
     assert not torch.equal(both.residuals.belief.mean, mean)
-    assert both.ood is None
-    assert both.training_images is None
+    assert len(both.training_images.names) == len(task.train)  # those three were there already
+
+
+ONCE = dataclasses.replace(
+    QUICK,
+    observation="deviance",
+    filter=FilterConfig(alpha=0, step_size=0.2),
+    prior_per_matrix=True,
+    crop_scale=(0.5, 1.0),
+    low_rank=LowRankConfig(placement="towers", rank=2),
+)
+
+
+def test_every_matrix_has_the_same_share_in_the_prior(tiny, task):
+    method = make_classifier(tiny, dataclasses.replace(ONCE, prior_std=0.2))
+    method.set_classes(task.class_names, task.templates)
+    (images,) = frozen_activations(method.encoder, task.train.sources)
+    labels = torch.tensor(task.train.labels)
+    s = method._prior(images, labels).belief.s
+    H = observe(method.encoder, make_likelihood("cosine"), images, labels, method.texts, len(method.templates)).H
+    shares = torch.stack([part.sum() for part in (H.square().mean(0) * s).split(method.encoder.groups)])
+    assert shares.sum() == pytest.approx(0.2**2, rel=1e-3)
+    assert torch.allclose(shares, shares.mean().expand_as(shares), rtol=1e-3)
+
+
+def test_an_interrupted_fit_that_counts_once_goes_on_from_its_prior(tiny, task):
+    whole, states = make_classifier(tiny, ONCE), []
+    whole.fit(task, after_epoch=lambda done: states.append(whole.state_dict()))
+    assert {"prior.mean", "prior.s"} <= set(states[0].tensors)
+    assert not [name for name in states[-1].tensors if name.startswith("prior.")]  # the posterior is the next prior
+    resumed = make_classifier(tiny, ONCE)
+    resumed.set_classes(task.class_names, task.templates)
+    resumed._load(states[0], task.class_names)
+    resumed.update(task.train, epochs=1)
+    assert torch.equal(resumed.encoder.theta, whole.encoder.theta)
+
+
+def test_passes_see_fresh_crops(tiny, task):
+    pick = make_classifier(tiny, ONCE)._read(task.train, silent, from_prior=True)
+    first, again, other = (pick(torch.arange(2), number)[0] for number in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    "options", [{"observation": "cosine"}, {"belief": "dense"}, {"crop_scale": (0.0, 1.0)}, {"crop_scale": (0.9, 0.5)}]
+)
+def test_options_that_do_not_go_together_are_refused(options):
+    with pytest.raises(ConfigError, match=r"step_size|crop_scale"):
+        dataclasses.replace(ONCE, **options)

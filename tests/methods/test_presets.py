@@ -23,7 +23,7 @@ from kalmanclip.methods import (
     with_options,
 )
 
-LOW_RANK = ["head", "paper", "paper-literal"]
+LOW_RANK = ["head", "paper", "paper-literal", "towers"]
 METHODS = {"default": "class_residuals", **dict.fromkeys(LOW_RANK, "kalman"), "joint": "joint"}
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 
@@ -33,7 +33,7 @@ def test_every_preset_builds(tiny, name):
     config = preset(name)
     method = make_classifier(tiny, config)
     assert method.config == config
-    assert method.needs == ("towers" if name.startswith("paper") else "features")
+    assert method.needs == ("towers" if name.startswith(("paper", "towers")) else "features")
     assert from_dict(type(config), to_dict(config)) == config
     assert make_config(name) == config
 

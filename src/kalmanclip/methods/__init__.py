@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from kalmanclip.encoders import Backbone
 from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import Ranks
-from kalmanclip.methods.base import Method, Needs
+from kalmanclip.methods.base import PLUGINS, Method, Needs
 from kalmanclip.methods.baselines.ape import APE, APET
 from kalmanclip.methods.baselines.base import ZeroShot
 from kalmanclip.methods.baselines.clip_adapter import CLIPAdapter
@@ -57,35 +56,45 @@ CONTROLS = ("kalman", "joint", "first_order")
 """Methods that a comparison leaves out unless they are named."""
 
 
+def find_method(name: str) -> type[Any]:
+    """Return the class of that name: of `METHODS`, of a plug-in, or ``module:Class`` (see `kalmanclip.plugins`).
+
+    Raises:
+        ConfigError: there is none; the message has the names there are.
+    """
+    found: type[Any] = PLUGINS.get(name, METHODS)
+    return found
+
+
 def check_method(name: str) -> None:
     """Raise `ConfigError`, with the names there are, for a method that does not exist."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"Unknown method {name!r}{hint}. There are: {', '.join(METHODS)}.")
+    find_method(name)
 
 
 def make_method(name: str, backbone: Backbone, config: Any = None) -> Method:
-    """Build the method of that name in `METHODS`; ``config``: an instance of its ``Config``, None for the defaults."""
-    check_method(name)
-    wanted = METHODS[name].Config
+    """Build the method of that name (`find_method`); ``config``: an instance of its ``Config``, None for defaults."""
+    found = find_method(name)
+    wanted = found.Config
     if config is not None and type(config) is not wanted:
         raise ConfigError(f"The method {name!r} takes a {wanted.__name__}, not a {type(config).__name__}.")
-    method: Method = METHODS[name](backbone, config)
+    method: Method = found(backbone, config)
     return method
 
 
 def method_name(config: Any) -> str:
     """Return the method that takes options of this type."""
-    for name, method in METHODS.items():
+    for name, method in (METHODS | PLUGINS.found()).items():
         if method.Config is type(config):
             return name
-    raise ConfigError(f"No method takes a {type(config).__name__}.")
+    raise ConfigError(
+        f"No method takes a {type(config).__name__}. If it is a plug-in's, name the method once: "
+        "kalmanclip.methods.find_method('module:Class')."
+    )
 
 
 def make_classifier(backbone: Backbone, config: MethodConfig, ranks: Ranks | None = None) -> Classifier:
     """Build the classifier with a belief that takes these options; ``ranks`` are those that learn together."""
-    method = METHODS[method_name(config)]
+    method = find_method(method_name(config))
     if not issubclass(method, Classifier):
         raise ConfigError(f"The method {method_name(config)!r} has no belief.")
     return method(backbone, config, ranks)
@@ -94,6 +103,7 @@ def make_classifier(backbone: Backbone, config: MethodConfig, ranks: Ranks | Non
 __all__ = [
     "CONTROLS",
     "METHODS",
+    "PLUGINS",
     "PRESETS",
     "ClassResiduals",
     "ClassResidualsConfig",
@@ -107,6 +117,7 @@ __all__ = [
     "Needs",
     "Progress",
     "check_method",
+    "find_method",
     "make_classifier",
     "make_method",
     "method_name",

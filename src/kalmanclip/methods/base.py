@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from kalmanclip.data import FewShotTask, ImageSource, LabelledImages
 from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.plugins import Plugins
 
 Needs = Literal["features", "towers"]
 """What a method asks of the backbone: frozen features only, so that one cache serves many, or whole towers."""
@@ -39,6 +41,19 @@ class Method(Protocol):
         """Return scores (N, C) of N images, whose softmax are the class probabilities."""
 
 
+def _wrong(thing: Any) -> str:
+    """Return why something is no method, or nothing."""
+    if not isinstance(thing, type) or not all(callable(getattr(thing, name, None)) for name in ("fit", "logits")):
+        return "it is not a class with fit(task, progress) and logits(images, progress)"
+    if not dataclasses.is_dataclass(getattr(thing, "Config", None)):
+        return "its Config is not the dataclass of its options"
+    return ""
+
+
+PLUGINS = Plugins("kalmanclip.methods", "method", _wrong)
+"""Methods of other packages."""
+
+
 def labels_of(images: LabelledImages, device: torch.device) -> Tensor:
     """Return labels (N,) on the device; having none is a `DataError`."""
     if not len(images):
@@ -53,3 +68,13 @@ def check_positive(**options: float | tuple[float, ...] | list[float] | None) ->
             check_positive(**{f"{name}[{i}]": member for i, member in enumerate(value)})
         elif value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} must be positive and finite, not {value}.")
+
+
+def check_scale(**deviations: float | None) -> None:
+    """Raise `ConfigError` for standard deviations of similarities that are not positive, or whose squares overflow."""
+    check_positive(**deviations)
+    for name, value in deviations.items():
+        if value is not None and not 1e-15 < value < 1e15:
+            raise ConfigError(
+                f"{name} {value:g} cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
+            )

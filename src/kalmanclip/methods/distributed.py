@@ -33,6 +33,11 @@ def require_shareable(config: KalmanConfig) -> None:
             f"Several ranks can share a diagonal belief only, not {config.belief!r}, whose parameters are not "
             "independent. Choose the belief 'diagonal', or start a single process."
         )
+    if config.filter.step_size is not None or config.crop_scale is not None or config.prior_per_matrix:
+        raise ConfigError(
+            "Several ranks cannot share fits with step_size, crop_scale or prior_per_matrix yet. "
+            "Start a single process, or choose the preset 'paper'."
+        )
     if not make_likelihood(config.observation, **config.observation_options).by_row:
         raise ConfigError(
             f"Several ranks cannot share the observation {config.observation!r}: it compares the images of a batch "

@@ -45,7 +45,9 @@ def fuse_methods(parts: Sequence[Classifier]) -> Classifier:
     names = {name_key(name): name for part in reversed(parts) for name in part.class_names}  # as the first spells it
     order = dict.fromkeys(name_key(name) for part in parts for name in part.class_names)
     class_names = [names[key] for key in order]
-    return _fuse_kalman(kalmans, class_names) if kalmans else _fuse_residuals(residuals, class_names)
+    fused = _fuse_kalman(kalmans, class_names) if kalmans else _fuse_residuals(residuals, class_names)
+    fused.fingerprints = frozenset[int]().union(*(part.fingerprints for part in parts))
+    return fused
 
 
 def _require_agreement(parts: Sequence[Classifier]) -> None:
@@ -68,12 +70,15 @@ def _must_agree(part: Classifier) -> dict[str, Any]:
     if isinstance(part, Kalman):
         own = {"belief": c.belief, "belief_options": c.belief_options, "low_rank options": c.low_rank, "seed": c.seed}
         return shared | {"templates": part.templates, "alpha": c.filter.alpha} | own
-    return shared | {"templates": part.templates, "alpha": c.alpha, "gain_std": c.gain_std}
+    own = {"alpha": c.alpha, "gain_std": c.gain_std, "description_spread": c.description_spread}
+    described = part.descriptions if isinstance(part, ClassResiduals) else {}
+    return shared | {"templates": part.templates, "descriptions": described} | own
 
 
 def _fuse_residuals(parts: Sequence[ClassResiduals], class_names: list[str]) -> ClassResiduals:
     """Add the statistics of the sites."""
     fused = ClassResiduals(parts[0].backbone, parts[0].config)
+    fused.descriptions = parts[0].descriptions
     fused.set_classes(class_names, parts[0].templates)
     known = []
     for part in parts:
@@ -87,13 +92,13 @@ def _fuse_residuals(parts: Sequence[ClassResiduals], class_names: list[str]) -> 
     return fused
 
 
-def _fuse_ood(fused: ClassResiduals, parts: Sequence[ClassResiduals]) -> OODDetector | None:
+def _fuse_ood(fused: Classifier, parts: Sequence[Classifier]) -> OODDetector | None:
     """Join the training images; if one part has none, images like its own would be flagged."""
     every: OODDetector | None = None
     for part in parts:
         if part.ood is None:
             return None
-        own = part.ood.select(_rows(part, fused), fused.text_weights())
+        own = part.ood.select(_rows(part, fused), fused._frozen_texts())
         every = own if every is None else every.with_more(own.features, own.labels, own.names)
     return every
 
@@ -106,6 +111,8 @@ def _rows(part: Classifier, fused: Classifier) -> list[int | None]:
 
 def _fuse_kalman(parts: Sequence[Kalman], class_names: list[str]) -> Kalman:
     """Multiply the sites' Gaussians."""
+    if parts[0].config.prior_per_matrix:
+        raise ConfigError("Adapters with a prior per matrix cannot be fused: each site's prior is its own.")
     fused = Kalman(parts[0].backbone, parts[0].config)
     filters = [part.filter for part in parts if part.filter is not None]
     variances = [part.prior_variance for part in parts if part.prior_variance is not None]
@@ -121,6 +128,7 @@ def _fuse_kalman(parts: Sequence[Kalman], class_names: list[str]) -> Kalman:
     fused.filter.skipped = sum(f.skipped for f in filters)
     fused.covariance_scale = _weighted_mean([part.covariance_scale for part in parts], [1.0] * len(parts))
     fused.set_classes(class_names, parts[0].templates)
+    fused.ood = _fuse_ood(fused, parts)
     return fused
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder
-from kalmanclip.encoders.features import ActivationStore, Progress
+from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import ConfigError
 from kalmanclip.filtering import Step
 from kalmanclip.methods.base import Needs, labels_of
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
 from kalmanclip.methods.distributed import shared_crop_features
-from kalmanclip.methods.kalman import Kalman, KalmanConfig
-from kalmanclip.methods.residuals import ClassResidualsConfig, Fold, ResidualBelief, held_out_parts
+from kalmanclip.methods.kalman import Kalman, KalmanConfig, Pick
+from kalmanclip.methods.residuals import ClassResidualsConfig, Fold, HeldOut, ResidualBelief, held_out_parts
 from kalmanclip.prediction import LogitGaussian
 
 
@@ -90,14 +90,19 @@ class Joint(Classifier):
         """Whether any image was learned from."""
         return self.kalman.fitted or self.residuals.belief is not None
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore | Tensor:
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Pick | Tensor:
         if from_prior or self.residuals.belief is None:
             return self.kalman._read(images, progress, from_prior)
         return shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
 
+    def _frozen_features(self, material: Pick | Tensor, images: LabelledImages, progress: Progress) -> Tensor:
+        if isinstance(material, Tensor):  # as the adapted towers see them
+            return super()._frozen_features(material, images, progress)
+        return self.kalman._frozen_features(material, images, progress)
+
     def _learn(
         self,
-        material: ActivationStore | Tensor,
+        material: Pick | Tensor,
         images: LabelledImages,
         epochs: int,
         progress: Progress,
@@ -105,14 +110,14 @@ class Joint(Classifier):
     ) -> list[Step]:
         steps: list[Step] = []
         folds = None
-        if isinstance(material, ActivationStore):
+        if not isinstance(material, Tensor):
 
             def after(done: int) -> None:
                 self._set_texts()
                 if after_epoch is not None:
                     after_epoch(done)
 
-            steps = self.kalman.run_filter(material.__getitem__, images.labels, epochs, progress, after)
+            steps = self.kalman.run_filter(material, images.labels, epochs, progress, after)
             self._set_texts()
             crops = shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
             folds = self._refitted_folds(material, images, epochs, progress)
@@ -122,20 +127,21 @@ class Joint(Classifier):
         self.residuals.learn(crops, labels, lambda done, total: progress("learning the classes", done, total), folds)
         return steps
 
-    def _refitted_folds(
-        self, store: ActivationStore, images: LabelledImages, epochs: int, progress: Progress
-    ) -> list[Fold]:
+    def _refitted_folds(self, pick: Pick, images: LabelledImages, epochs: int, progress: Progress) -> list[Fold]:
         """Return parts of the images with towers that have not seen them: the filter runs once more for each part."""
         labels, options = labels_of(images, self.backbone.device), self.config.residuals
 
         def refit(kept: Tensor, held: Tensor) -> Fold:
             other = Kalman(self.backbone, self.config.kalman, self.ranks)
             other.set_classes(self.class_names, self.templates)
-            other.run_filter(lambda i: store[kept[i]], labels[kept].tolist(), epochs, progress)
+            other.run_filter(lambda i, number: pick(kept[i], number), labels[kept].tolist(), epochs, progress)
             crops = shared_crop_features(other.encoder, images.sources, options, progress, self.ranks)
             return Fold(crops[kept], labels[kept], crops[held], labels[held], other.text_weights())
 
         return [refit(kept, held) for kept, held in held_out_parts(labels, options.folds)]
+
+    def _held_out(self) -> HeldOut | None:
+        return self.residuals.held_out
 
     def _classes_changed(self, before: list[str]) -> None:
         k = self.kalman

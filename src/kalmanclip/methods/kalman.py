@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from kalmanclip.config import QUIET, check_seed, check_whole
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.dual import averaged_prompts
-from kalmanclip.encoders.features import ActivationStore, Progress, activation_store
+from kalmanclip.encoders.features import ENCODE_BATCH, Progress, activation_store, fresh_crops
 from kalmanclip.encoders.jvp import ClassifierTangents
 from kalmanclip.encoders.low_rank import named_views
+from kalmanclip.encoders.preprocess import check_crop_scale
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.filtering import (
     FilterConfig,
@@ -28,7 +30,7 @@ from kalmanclip.filtering import (
     make_belief,
     restore_belief,
 )
-from kalmanclip.methods.base import Needs, check_positive
+from kalmanclip.methods.base import Needs, check_positive, check_scale
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
 from kalmanclip.methods.distributed import require_shareable, shared_activations
 from kalmanclip.methods.stepper import SharedStepper, Stepper
@@ -61,6 +63,10 @@ class KalmanConfig:
         prior_std: how far, in units of cosine similarity, a matched similarity may move under the prior (one standard
             deviation); the variance of the parameters follows from the first batch's Jacobian.
         prior_variance: the parameters' variance itself; overrides ``prior_std``.
+        prior_per_matrix: whether every low-rank layer has a prior variance of its own, such that all have the same
+            share in ``prior_std**2``; else one variance serves all parameters, and few layers do all the work.
+        crop_scale: the share of a picture that random crops take, fresh ones in each pass; None: centre crops, whose
+            frozen part is computed once.
         epochs: passes over the images.
         batch_size: images per step.
         seed: of the order of the images and of the low-rank start.
@@ -75,23 +81,29 @@ class KalmanConfig:
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(structure="exchangeable"))
     prior_std: float = 0.3
     prior_variance: float | None = None
+    prior_per_matrix: bool = field(default=False, metadata=QUIET)
+    crop_scale: tuple[float, float] | None = field(default=None, metadata=QUIET)
     epochs: int = 5
     batch_size: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
         # an unknown name is an error here, not in the middle of a run
-        make_likelihood(self.observation, **self.observation_options)
+        likelihood = make_likelihood(self.observation, **self.observation_options)
         belief_structure(self.belief)
-        for name in ("epochs", "batch_size", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int):
-                raise ConfigError(f"{name} must be a whole number, not {value!r}.")
-            if value < 1 and name != "seed":
-                raise ConfigError(f"{name} must be at least 1, not {value}.")
+        check_whole(1, epochs=self.epochs, batch_size=self.batch_size)
+        check_seed(self.seed)
         if not isinstance(self.low_rank, LowRankConfig):
             raise ConfigError(f"low_rank must be a LowRankConfig, not {self.low_rank!r}.")
-        check_positive(prior_std=self.prior_std, prior_variance=self.prior_variance)
+        if self.filter.step_size is not None and not (self.belief == "diagonal" and likelihood.has_covariance):
+            raise ConfigError(
+                "A step_size needs a 'diagonal' belief and an observation that knows its noise: "
+                "'deviance', 'categorical' or 'bounded'."
+            )
+        if self.crop_scale is not None:
+            check_crop_scale(self.crop_scale)
+        check_scale(prior_std=self.prior_std)
+        check_positive(prior_variance=self.prior_variance)
 
     @property
     def passes(self) -> int:
@@ -108,6 +120,10 @@ def pass_order(count: int, seed: int, taken: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
+Pick = Callable[[Tensor, int], Activations]
+"""From positions (B,) and the number of a pass, by which crops differ, to activations of those images."""
+
+
 class Kalman(Classifier):
     """Logits ``S_C / tau`` of the adapted towers. `update` filters on: the posterior so far is the prior now.
 
@@ -115,7 +131,7 @@ class Kalman(Classifier):
 
     Attributes:
         filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
-        prior_variance: that of each parameter before the first image; None until then.
+        prior_variance: that of each parameter before the first image, on average; None until then.
         covariance_scale: how much of the covariance a prediction averages over.
     """
 
@@ -150,25 +166,36 @@ class Kalman(Classifier):
         """Whether any image was learned from."""
         return self.filter is not None
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> ActivationStore:
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Pick:
         if self.ranks is not None:
             require_shareable(self.config)
-            return shared_activations(self.encoder, images.sources, progress, self.ranks)
-        return activation_store(self.encoder, images.sources, progress)
+            store = shared_activations(self.encoder, images.sources, progress, self.ranks)
+        elif self.config.crop_scale is None:
+            store = activation_store(self.encoder, images.sources, progress)
+        else:
+            crops = fresh_crops(self.backbone, images.sources, self.config.crop_scale, self.config.seed)
+            return lambda positions, number: self.encoder.image.prefix(crops(positions, number))
+        return lambda positions, number: store[positions]
+
+    def _frozen_features(self, material: Pick, images: LabelledImages, progress: Progress) -> Tensor:
+        if self.config.crop_scale is not None:
+            return super()._frozen_features(material, images, progress)
+        untouched, every = self._untouched(), torch.arange(len(images))
+        return torch.cat([untouched.encode_images(material(part, 0)) for part in every.split(ENCODE_BATCH)])
 
     def _learn(
         self,
-        material: ActivationStore,
+        material: Pick,
         images: LabelledImages,
         epochs: int,
         progress: Progress,
         after_epoch: AfterEpoch | None,
     ) -> list[Step]:
-        return self.run_filter(material.__getitem__, images.labels, epochs, progress, after_epoch)
+        return self.run_filter(material, images.labels, epochs, progress, after_epoch)
 
     def run_filter(
         self,
-        pick: Callable[[Tensor], Activations],
+        pick: Pick,
         image_labels: list[int],
         epochs: int,
         progress: Progress,
@@ -176,7 +203,7 @@ class Kalman(Classifier):
     ) -> list[Step]:
         """Filter images with labels, pass by pass; ``after_epoch`` is not called after the last.
 
-        ``pick`` turns positions (B,) into the activations of those images.
+        With a ``step_size`` the belief that the first pass begins with is the prior of them all.
         """
         labels = torch.tensor(image_labels)  # on the CPU: which texts a batch needs is decided there
         steps = epochs * math.ceil(len(labels) / self.config.batch_size)
@@ -187,11 +214,11 @@ class Kalman(Classifier):
                 # a fresh order for each pass, fixed by the seed and by the steps taken: resuming repeats it
                 taken = 0 if self.filter is None else self.filter.steps
                 for batch in pass_order(len(labels), self.config.seed, taken).split(self.config.batch_size):
-                    shown = pick(self._share(batch)), labels[batch]
+                    shown = pick(self._share(batch), taken), labels[batch]
                     if self.filter is None:
                         self.filter = self._prior(*shown)
                     take = take or self._stepper(self.filter)
-                    records.append(take(*shown))
+                    records.append(take(*shown, share=len(batch) / len(labels)))
                     self.history.append(records[-1])
                     progress("filtering", len(records), steps)
             except BaseException:
@@ -206,6 +233,8 @@ class Kalman(Classifier):
                 )
             if after_epoch is not None and epoch + 1 < epochs:
                 after_epoch(epoch + 1)
+        if self.filter is not None:
+            self.filter.prior = None  # these images are learned: the posterior is the prior of the next ones
         return records
 
     def _share(self, batch: Tensor) -> Tensor:
@@ -222,11 +251,13 @@ class Kalman(Classifier):
         variance = self.config.prior_variance
         if variance is None:
             # mean diag(H H^T) of the similarities in the first batch
-            own, squares = self._share(labels), self.encoder.theta.new_zeros(())
+            own, squares = self._share(labels), torch.zeros_like(self.encoder.theta)
             if len(own):
                 seen = observe(self.encoder, make_likelihood("cosine"), images, own, self.texts, len(self.templates))
-                squares = seen.H.square().sum(dim=1).sum()
-            spread = float((squares if self.ranks is None else self.ranks.all_reduce(squares)) / len(labels))
+                squares = seen.H.square().sum(dim=0)
+            by_layer = torch.stack([part.sum() for part in squares.split(self.encoder.groups)])
+            by_layer = (by_layer if self.ranks is None else self.ranks.all_reduce(by_layer)) / len(labels)
+            spread = float(by_layer.sum())
             if not (math.isfinite(spread) and spread > 0):
                 raise NumericalError(
                     "The similarities of the first batch do not respond to the parameters "
@@ -238,11 +269,16 @@ class Kalman(Classifier):
                     f"prior_std {self.config.prior_std:g} gives the parameters a variance of {variance:g}, "
                     "which cannot be computed with. Similarities lie between -1 and 1: give something like 0.1."
                 )
+            if self.config.prior_per_matrix:
+                # A layer that hardly matters would be given a huge variance: a thousandth of the mean counts as that.
+                shares = by_layer.clamp_min(1e-3 * by_layer.mean()) / by_layer.sum()
+                widths = torch.tensor(self.encoder.groups, device=shares.device)
+                return self.begin((variance / (shares * len(shares))).repeat_interleave(widths))
         return self.begin(variance)
 
-    def begin(self, variance: float) -> KalmanFilter:
-        """Return the filter before it has seen anything, with that variance of each parameter."""
-        self.prior_variance = variance
+    def begin(self, variance: float | Tensor) -> KalmanFilter:
+        """Return the filter before it has seen anything, with that variance of each parameter: a number or (n,)."""
+        self.prior_variance = float(torch.as_tensor(variance).mean())
         options: dict[str, dict[str, Any]] = {
             "diagonal": {"update": "precision"},
             "block": {"groups": self.encoder.groups},
@@ -322,6 +358,8 @@ class Kalman(Classifier):
         if self.filter is not None:
             tensors |= {f"belief.{name}": t for name, t in self.filter.belief.state_dict().items()}
             tensors |= {f"noise.{name}": t for name, t in self.filter.noise.state_dict().items()}
+            if self.filter.prior is not None:  # in the middle of a fit
+                tensors |= dict(zip(("prior.mean", "prior.s"), self.filter.prior, strict=True))
             values |= {"steps": self.filter.steps, "skipped": self.filter.skipped}
             values |= {"prior_variance": self.prior_variance, "covariance_scale": self.covariance_scale}
         return State(tensors, values)
@@ -333,6 +371,9 @@ class Kalman(Classifier):
         self.set_belief(belief, state.part("noise"))
         assert self.filter is not None
         self.filter.steps, self.filter.skipped = state.values["steps"], state.values["skipped"]
+        prior = state.part("prior")
+        if prior:
+            self.filter.prior = prior["mean"].to(self.encoder.theta), prior["s"].to(self.encoder.theta)
         self.prior_variance = state.values["prior_variance"]
         self.covariance_scale = state.values["covariance_scale"]
 

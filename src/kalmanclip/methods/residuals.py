@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kalmanclip.config import QUIET, check_seed, check_whole
 from kalmanclip.encoders.preprocess import CropConfig
 from kalmanclip.errors import ConfigError
+from kalmanclip.filtering.linalg import spectral
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
-from kalmanclip.methods.base import check_positive
+from kalmanclip.methods.base import check_scale
 from kalmanclip.methods.statistics import ClassStatistics, check_shapes
 from kalmanclip.prediction import (
     TYPICAL_SCALE,
+    JointLogits,
     LogitGaussian,
     fit_covariance_scale,
     log_likelihood,
@@ -49,6 +52,8 @@ class ClassResidualsConfig(CropConfig):
             deviation). None: the one with the largest held-out log-likelihood of training images; with a single image
             per class, `TYPICAL_STD`.
         gain_std: of the text's share in the logits, around one.
+        description_spread: share of the prior's covariance, in 0..1, that lies where descriptions of the same class
+            differ, if there are any.
         folds: in how many parts the training images are held out to choose ``prior_std``.
         alpha: the regulation of outlying images, see `kalmanclip.filtering.softmax`.
         seed: of the random crops, and of sampled predictions.
@@ -56,21 +61,22 @@ class ClassResidualsConfig(CropConfig):
 
     prior_std: float | None = None
     gain_std: float = 0.5
+    description_spread: float = field(default=0.0, metadata=QUIET)
     folds: int = 4
     alpha: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(prior_std=self.prior_std, gain_std=self.gain_std)
+        check_scale(prior_std=self.prior_std, gain_std=self.gain_std)
         if self.centre_weight == 0:
             raise ConfigError("centre_weight must lie in (0, 1]: images are predicted by their centre crops.")
-        if not isinstance(self.folds, int) or self.folds < 2:
-            raise ConfigError(f"folds must be at least 2, not {self.folds!r}.")
+        check_whole(2, folds=self.folds)
+        if not 0 <= self.description_spread < 1:
+            raise ConfigError(f"description_spread must lie in [0, 1), not {self.description_spread}.")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
             raise ConfigError(f"alpha must be finite and not negative, not {self.alpha}.")
-        if not isinstance(self.seed, int):
-            raise ConfigError(f"seed must be a whole number, not {self.seed!r}.")
+        check_seed(self.seed)
 
     @property
     def passes(self) -> int:
@@ -97,6 +103,22 @@ class Fold:
     T: Tensor
 
 
+class HeldOut(NamedTuple):
+    """What was predicted for training images by classifiers that had not seen them.
+
+    Attributes:
+        logits: of the centre crops, at the mean of the belief (n, C).
+        labels: (n,).
+        folds: numbers of the classifiers (n,).
+        weights: of the K classifiers (K, C, d), as `ResidualBelief.weights`; None where other towers belong to each.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    folds: Tensor
+    weights: Tensor | None
+
+
 class ResidualBelief:
     """The belief about the classes' residuals.
 
@@ -110,9 +132,12 @@ class ResidualBelief:
         root: a square root of ``M`` (d, d), from the first image on.
         belief: over ``D root^-1``; None before the first image.
         statistics: of the images learned; None before the first.
+        spread: covariance (d, d) of the descriptions around the means of their classes; None: there are none.
         held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
         covariance_scale: how much of the belief's covariance a prediction averages over, see
             `kalmanclip.prediction.temperature`.
+        held_out: what was predicted for the images that were held out in turn; None where none were, or where more was
+            learned since.
     """
 
     T: Tensor
@@ -123,8 +148,10 @@ class ResidualBelief:
         self.names: list[str] = []
         self.belief: SoftmaxBelief | None = None
         self.statistics: ClassStatistics | None = None
+        self.spread: Tensor | None = None
         self.held_out_log_likelihood: dict[float, float] = {}
         self.covariance_scale = TYPICAL_SCALE
+        self.held_out: HeldOut | None = None
 
     @property
     def prior_std(self) -> float | None:
@@ -165,10 +192,11 @@ class ResidualBelief:
             folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
         """
         if self.belief is None:
+            own_towers = folds is not None
             if folds is None:
                 parts = held_out_parts(labels, self.config.folds)
                 folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
-            held_out = [_HeldOut(self, fold) for fold in folds]
+            held_out = [FoldResiduals(self, fold) for fold in folds]
             std = self.config.prior_std or self._choose(held_out, tell)
             known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
             if known:
@@ -176,9 +204,10 @@ class ResidualBelief:
                     lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
                 )
             new = ClassStatistics.of(crops, labels, len(self.names))
-            self.root = new.metric()
+            self.root = self.metric(new)
             self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
             self._store(new)
+            self.held_out = _joined(held_out, std, own_towers) if held_out else None
         else:
             assert self.statistics is not None
             self.relearn([self.statistics], self.belief.strength, (crops, labels))
@@ -198,7 +227,7 @@ class ResidualBelief:
         if more is not None:
             total = total + ClassStatistics.of(*more, len(self.names))
         guess = None if self.belief is None else self.belief.mean @ self.root.mT
-        self.root = total.metric()
+        self.root = self.metric(total)
         prior = self._prior(strength)
         samples = [images.pseudo_images() for images in known]
         if more is not None:
@@ -213,6 +242,22 @@ class ResidualBelief:
             start = replace(tilted, mean=guess @ torch.linalg.inv(self.root).mT, gain=self.belief.gain)
         self.belief = self._solved(tilted, f, labels, weights, start)
         self._store(total)
+        self.held_out = None  # it was about a classifier that had learned less
+
+    def metric(self, images: ClassStatistics) -> Tensor:
+        """Return the square root of ``M`` (d, d), of mean size one on the images.
+
+        With descriptions a share of ``M`` lies where those of one class differ: what they disagree about is open.
+        """
+        root, share = images.metric(), self.config.description_spread
+        if self.spread is None or not share:
+            return root
+        f = images.means[images.count > 0].double()
+        spread = self.spread.double()
+        size = (f @ spread * f).sum(dim=1).mean()
+        if not size > 0:  # one description of each class
+            return root
+        return spectral((1 - share) * root.double() @ root.double() + share / size * spread, torch.sqrt).to(root)
 
     def _store(self, images: ClassStatistics) -> None:
         """Keep the statistics, with the slope that makes the belief's mean the mode of their likelihood."""
@@ -268,6 +313,12 @@ class ResidualBelief:
             raise ConfigError("There is no belief yet: call fit first.")
         return self.belief.variance(f @ self.root, self._text(f), self.scale)
 
+    def joint_logits(self, f: Tensor) -> JointLogits:
+        """Return the belief about the logits of images with features (N, d) together."""
+        if self.belief is None:
+            raise ConfigError("There is no belief yet: call fit first.")
+        return JointLogits(*self.belief.joint(f @ self.root, self._text(f), self.scale), self.covariance_scale)
+
     def sampled(self, texts: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
         """Yield classifiers drawn from the belief with its covariance scaled, one for each of the texts (C, d)."""
         if self.belief is None:
@@ -304,7 +355,7 @@ class ResidualBelief:
         x, text = f @ self.root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
-    def _choose(self, held_out: Sequence[_HeldOut], tell: Callable[[int, int], None]) -> float:
+    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> float:
         """Return the prior under which held-out images are most probable, itself less probable if unusual."""
         if not held_out:
             return TYPICAL_STD
@@ -320,7 +371,7 @@ class ResidualBelief:
         return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
 
 
-class _HeldOut:
+class FoldResiduals:
     """Residuals learned from the kept images of a fold, under one prior after the other, beside the held-out images.
 
     Args:
@@ -334,7 +385,7 @@ class _HeldOut:
         # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
         self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
         self._residuals.set_classes(whole.names, fold.T)
-        self._residuals.root = ClassStatistics.of(fold.crops, fold.labels, len(whole.names)).metric()
+        self._residuals.root = whole.metric(ClassStatistics.of(fold.crops, fold.labels, len(whole.names)))
         self._images = whole.config.as_samples(fold.crops, fold.labels)
         self._found: dict[float, SoftmaxBelief] = {}
 
@@ -355,10 +406,27 @@ class _HeldOut:
         f, labels, weights = residuals.config.as_samples(self._crops, self.labels)
         return -float((F.cross_entropy(residuals.logits(f), labels, reduction="none") * weights).sum())
 
+    def probabilities(self, std: float) -> Tensor:
+        """Return the probabilities (n, C) of the held-out images at the mean, averaged over their crops."""
+        f, _, weights = self._residuals.config.as_samples(self._crops, self.labels)
+        p = self._learn(std).logits(f).softmax(dim=1) * weights.unsqueeze(1)
+        return p.unflatten(0, self._crops.shape[:2]).sum(dim=1)
+
     def logits(self, std: float) -> LogitGaussian:
         """Return the belief about the logits of the held-out images, by their centre crops."""
         residuals, f = self._learn(std), self._crops[:, 0]
         return LogitGaussian(residuals.logits(f), residuals.variance(f))
+
+    def weights(self, std: float) -> Tensor:
+        """Return the classifier (C, d) that predicts them."""
+        return self._learn(std).weights()
+
+
+def _joined(parts: Sequence[FoldResiduals], std: float, own_towers: bool) -> HeldOut:
+    """Return what all parts say under a prior; ``own_towers``: their classifiers are of no use to others."""
+    logits, labels = torch.cat([part.logits(std).mean for part in parts]), torch.cat([part.labels for part in parts])
+    folds = torch.cat([torch.full_like(part.labels, number) for number, part in enumerate(parts)])
+    return HeldOut(logits, labels, folds, None if own_towers else torch.stack([part.weights(std) for part in parts]))
 
 
 def held_out_parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import ConfigError
-from kalmanclip.filtering.linalg import check_finite, spectral
+from kalmanclip.filtering.linalg import check_finite, eigh, spectral
 
 PSEUDO_IMAGES = 256
 """Drawn to stand for those of one class: so few that each weighs much would be told apart too easily."""
@@ -117,10 +117,12 @@ class ClassStatistics:
         """Return the symmetric square root of ``M`` (d, d), small where crops of the same class differ."""
         count = self.count.sum().clamp_min(1)
         covariance = self.within.double() / count
-        largest = torch.linalg.eigvalsh(covariance)[-1]
+        values, vectors = eigh(covariance)
+        largest = values[-1]
         if largest <= (100 * torch.finfo(self.within.dtype).eps) ** 2:  # one crop of each class, but for rounding
             return torch.eye(len(self.within)).to(self.within)
-        root = spectral(covariance, lambda values: (values + _FLOOR * largest) ** (-_POWER / 2)).to(self.within)
+        powers = (values.clamp_min(0) + _FLOOR * largest) ** (-_POWER / 2)
+        root = ((vectors * powers) @ vectors.mT).to(self.within)
         # the mean squared length of an image's feature becomes one
         size = (self.within @ root * root).sum() + (self.count * (self.means @ root).square().sum(dim=1)).sum()
         return root / (size / count).sqrt()

@@ -42,15 +42,15 @@ class Stepper:
         self._size: int | None = None  # of the first batch: a shorter one, the last, is not worth a graph
         self._capture = capture and likelihood.fixed and CapturedStep.possible(kalman)
 
-    def __call__(self, images: Activations, labels: Tensor) -> Step:
-        """Take one step on activations of B images with labels (B,), best on the CPU."""
+    def __call__(self, images: Activations, labels: Tensor, share: float = 1.0) -> Step:
+        """Take one step on activations of B images with labels (B,), best on the CPU: a share of the whole pass."""
         if self._capture and len(labels) == self._size:
             step = self._replayed(images, labels)
             if step is not None:
                 return step
         self._size = self._size or len(labels)  # the first step is a plain one: it sets the noise
         seen = self._compared(labels)
-        return self.kalman.step(lambda mean: self._observe(images, seen))
+        return self.kalman.step(lambda mean: self._observe(images, seen), share)
 
     def end_pass(self) -> Stepper | None:
         """Return what takes the steps of the next pass; None: another one must be made."""
@@ -98,7 +98,7 @@ class SharedStepper(Stepper):
         self.ranks, self._capture = ranks, False
         self.belief = self.kalman.belief = shard(self.kalman.belief, ranks)
 
-    def __call__(self, images: Activations, labels: Tensor) -> Step:
+    def __call__(self, images: Activations, labels: Tensor, share: float = 1.0) -> Step:
         """Take one step on activations of this rank's images, and the labels (B,) of the whole batch."""
         shares = self.ranks.shares(len(labels))
         seen = self._share(labels, self.ranks.own_slice(shares))

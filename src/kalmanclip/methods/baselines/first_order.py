@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kalmanclip.config import check_seed
 from kalmanclip.data import FewShotTask
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import ENCODE_BATCH, ActivationStore, Progress, activation_store, silent
@@ -70,6 +71,7 @@ class FirstOrderConfig:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}.")
         check_positive(lr=self.lr, lr_grid=self.lr_grid, epochs=self.epochs, batch_size=self.batch_size)
+        check_seed(self.seed)
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, and is {self.weight_decay}.")
         likelihood = make_likelihood(self.observation, **self.observation_options)
