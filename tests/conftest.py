@@ -1,7 +1,9 @@
 """Small pictures, the embedded backbone, and the developer data where it is at hand."""
 
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 # Threads that spin while they wait slow small products down a hundredfold on a busy machine; read when torch loads.
@@ -101,3 +103,14 @@ def split_shapes(shapes, tmp_path_factory):
         place.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
     return root
+
+
+@contextmanager
+def full_disk(room=1000):
+    """Writing fails beyond so many bytes of a file, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -2,15 +2,31 @@
 
 import argparse
 
+import numpy as np
 import pytest
-from benchmarks import comparison, fusion, observations, stream, study, table, uncertainty, unknown
+from benchmarks import (
+    comparison,
+    conformal,
+    descriptions,
+    fusion,
+    label_noise,
+    observations,
+    stream,
+    study,
+    suggest,
+    table,
+    uncertainty,
+    unknown,
+)
 from benchmarks.table import markdown, mean, only, read_rows, span, write_rows
+
+from kalmanclip.data import LabelledImages
 
 
 @pytest.fixture
 def write(monkeypatch, tmp_path):
     """Writes rows as a study would, where they are read; other methods are those of the committed comparison."""
-    comparison.results()  # read once, before there is another folder
+    comparison.results("comparison")  # read once, before there is another folder
     monkeypatch.setattr(table, "RESULTS", tmp_path)
 
     def write(name, rows):
@@ -141,7 +157,7 @@ def test_uncertainty(write):
     assert lines["**ours, linearised**"] == "1.000 / 20.0"
     assert lines["*least ECE of ours, linearised*"] == "4.0"
     # another method has the numbers of the comparison's own table
-    place = cells(comparison.means("nll", "1"))
+    place = cells(comparison.means("nll"))
     assert (
         lines["zero-shot"].split(" / ")[0] == next(line[1] for line in place if line[0] == "zero-shot").split(" ± ")[0]
     )
@@ -151,28 +167,182 @@ def test_uncertainty(write):
 
 
 def test_unknown(write):
-    def detected(name, shots, auroc):
+    def detected(name, shots, **auroc):
         row = {"kind": "detection", "familiar": "pets", "unknown": name, "shots": shots, "seed": 1}
         row |= {f"{measured} {score}": 50.0 for measured in ("AUROC", "FPR95") for score in unknown.SCORES}
-        return row | {"AUROC familiarity": auroc}
+        return row | {f"AUROC {score}": value for score, value in auroc.items()}
 
-    rows = [detected("eurosat", 1, 60.0), detected("eurosat", 16, 49.0)]
-    rows += [detected("fog:5", 1, 60.0), detected("fog:5", 16, 73.0)]
+    rows = [detected("eurosat", 1, ours=60.0), detected("eurosat", 16, ours=49.0, ViM=70.0)]
+    rows += [detected("near", 1, ours=60.0), detected("near", 16, ours=73.0)]
+    rows += [detected("fog:5", 1, ours=60.0), detected("fog:5", 16, ours=50.0)]
     for k in (1, 16):
-        rows.append({"kind": "alarms", "familiar": "pets", "shots": k, "seed": 1, "false alarms": k, "marked": 9.0})
-    covered = dict(zip(unknown.KINDS, (85.0, 95.0, 96.0), strict=True))
-    sizes = {f"{kind} {what}": value for kind, value in covered.items() for what in ("covered", "size")}
-    rows.append({"kind": "conformal", "data": "pets", "classes": 37, "seed": 1, "accuracy": 70.0, **sizes})
+        alarm = {"false alarms": k, "marked": 9.0, "counted": k > 1, "in interval": k > 1}
+        rows.append({"kind": "alarms", "familiar": "pets", "shots": k, "seed": 1, **alarm})
+    alarm = {"false alarms": 5.0, "counted": True, "in interval": False}
+    rows.append({"kind": "held out", "familiar": "pets", "seed": 1, **alarm})
     write("unknown", rows)
-    assert cells(unknown.table())[2:] == [
-        ["pets", "eurosat", "**60.0**", "49.0", "50.0", "50.0"],
-        ["pets", "fog 5", "**60.0**", "**73.0**", "50.0", "50.0"],
+    # near strangers first, corruptions last; the best of the others is named
+    assert [line[1:4] + line[6:] for line in cells(unknown.table())[2:]] == [
+        ["near", "**60.0**", "**73.0**", "50.0", "familiarity"],
+        ["eurosat", "**60.0**", "49.0", "70.0", "ViM"],
+        ["fog 5", "**60.0**", "**50.0**", "50.0", "familiarity"],
     ]
-    assert unknown.better("sets") == "0 of 1"
-    assert unknown.better("corruptions") == "1 of 1"
-    assert unknown.means("AUROC", "MCM") == "50"
-    assert unknown.means("AUROC", "familiarity") == "60 and 61"
+    # more than one shot only; every score that is as good as the best is bold
+    lines = {line[0]: line[1:] for line in cells(unknown.overview())[2:]}
+    assert lines["**ours**"] == ["**73.0** / **50.0**", "49.0 / **50.0**", "**50.0** / **50.0**"]
+    assert lines["ViM"] == ["50.0 / **50.0**", "**70.0** / **50.0**", "**50.0** / **50.0**"]
+    assert unknown.shortfall("near") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
+    assert unknown.shortfall("far") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
     assert cells(unknown.alarms())[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
     assert unknown.alarms_by_fit() == "from 1.0 to 16.0 % in these 2 fits"
-    assert unknown.below_coverage() == f"OxfordPets with `{unknown.KINDS[0]}` (85.0 %)"
-    assert cells(unknown.conformal())[2][:4] == ["pets", "37", "70.0", "85.0 / 85.0"]
+    assert (unknown.intervals("training"), unknown.intervals("held_out")) == ("1 of 1", "0 of 1")
+    assert unknown.held_out_alarms() == "5.0 % (single fits: 5.0 %)"
+
+
+def test_sets_of_classes(write):
+    """Means over seeds, of the test images alone; the interval of 30 right of 40 is 60 to 86."""
+    ways = {"split": (91.0, 3.0), "cross": (90.0, 2.0), "CV+": (95.0, 4.0)}
+    rows = []
+    for part, data, seed in [
+        ("test", "pets", 1),
+        ("test", "pets", 2),
+        ("test", "eurosat", 1),
+        ("development", "pets", 1),
+    ]:
+        row = {"part": part, "data": data, "seed": seed, "shots": 4, "right": 30, "held out": 40}
+        row |= {"accuracy": {"eurosat": 90.0}.get(data, 70.0 + seed), "split accuracy": 65.0}
+        for way, (covered, size) in ways.items():
+            row |= {f"{way} lac covered": covered - 2 * (data == "eurosat"), f"{way} lac size": size + seed}
+        rows.append(row if part == "test" else row | {"accuracy": 1.0, "cross lac covered": 1.0})
+    write("conformal", rows)
+    eurosat, pets, both = cells(conformal.table())[2:]
+    assert eurosat == ["4", "EuroSAT", "65.0", "90.0", "89.0 / 4.0", "88.0 / 3.0", "93.0 / 5.0"]
+    assert pets == ["4", "OxfordPets", "65.0", "71.5", "91.0 / 4.5", "90.0 / 3.5", "95.0 / 5.5"]
+    assert both[:4] == ["4", "mean", "65.0", "77.7"]
+    assert conformal.least("cross", "lac") == "88.0 (EuroSAT, 4 shots)"
+    assert cells(conformal.expected())[2:] == [
+        ["EuroSAT", "4", "75.0", "60 to 86", "90.0", "0 of 1"],
+        ["OxfordPets", "4", "75.0", "60 to 86", "71.5", "2 of 2"],
+    ]
+    assert (conformal.within(), conformal.within("1"), conformal.within("-1")) == ("2 of 3", "1 of 3", "0 of 3")
+
+
+def test_label_noise(write):
+    """Errors of all seeds count together; AUROC is a mean; nothing suspect is no precision."""
+    head = {"data": "pets", "shots": 4}
+    rows = [
+        {**head, "kind": "finding", "finder": finder, "rate": rate, "seed": seed, "images": 50, **found}
+        for finder in label_noise.FINDERS
+        for seed, right, suspect, auroc in ((1, 1, 1, 80.0), (2, 2, 5, 90.0))
+        for rate, found in (
+            (0.0, {"wrong": 0, "suspect": 3, "found": 0}),
+            (0.2, {"wrong": 5, "suspect": suspect, "found": right, "auroc": auroc}),
+            (0.4, {"wrong": 9, "suspect": 0, "found": 0, "auroc": 50.0}),
+        )
+    ]
+    rows += [
+        {**head, "kind": "accuracy", "method": method, "rate": 0.2, "seed": seed, "accuracy": 50.0 + seed}
+        for method in label_noise.SHOWN
+        for seed in (1, 2)
+    ]
+    write("label_noise", rows)
+    (heads, _, first, *_) = cells(label_noise.finding("pets"))
+    assert heads[1:] == ["4 shots, 20 %", "4 shots, 40 %"]
+    assert first[1:] == ["85.0: 50 / 30", "50.0: none / 0"]
+    assert cells(label_noise.accuracy("pets"))[2][1:] == ["51.5"]
+    assert cells(label_noise.false_suspects())[2][1:] == ["6.0"]
+    assert label_noise.draws() == "4 shots: OxfordPets 2"
+    assert label_noise.better("margin") == "0 of 2"  # equal is not better
+    assert label_noise.dropping() == "better in 0, worse in 0, the same in 2"
+    for row in rows:
+        row["auroc"] = row.get("auroc", 0.0) + (row.get("finder") == "check" and row["rate"] == 0.4)
+        if row["kind"] == "accuracy" and row["method"] == label_noise.DROPPED:
+            row["accuracy"] += 3 - 2 * row["seed"]
+    write("label_noise", rows)
+    assert label_noise.better("margin") == "1 of 2"
+    assert label_noise.dropping() == "better in 1, worse in 1, the same in 0"
+
+
+def test_planted_errors_are_as_many_as_asked_for():
+    images = LabelledImages([f"{i}.png" for i in range(40)], [i // 4 for i in range(40)], list("abcdefghij"))
+    for rate, wrong in ((0.0, 0), (0.1, 4), (0.4, 16)):
+        noisy = label_noise.planted(images, rate, seed=1)
+        assert sum(a != b for a, b in zip(noisy.labels, images.labels, strict=True)) == wrong
+        assert set(noisy.labels) == set(range(10))
+
+
+def test_confident_learning_in_words():
+    """An image is suspect if, of the classes that reach their own mean self-confidence, another is the likeliest."""
+    rng = np.random.default_rng(0)
+    p, labels = rng.dirichlet(np.ones(4), size=60), rng.integers(0, 3, size=60)  # nobody has the last label
+    least = [p[labels == c, c].mean() for c in range(3)]
+    found = []
+    for row, label in zip(p, labels, strict=True):
+        confident = [c for c in range(3) if row[c] >= least[c]]
+        found.append(bool(confident) and max(confident, key=lambda c: row[c]) != label)
+    assert label_noise.confident_learning(p, labels).tolist() == found
+
+
+def test_suggest(write):
+    end = {"filter": 70.0, "margin": 68.0, "random": 69.0}
+    rows = [
+        {"by": by, "data": data, "seed": seed, "round": number, "labels": 10 + 40 * number}
+        | {"accuracy": (value + lead if number else 90.0) + seed - 2, "nll": 2.0 - value / 100, "expected": 60.0}
+        for by, value in end.items()
+        for data, lead in (("pets", 0.0), ("eurosat", 1.0 if by == "random" else 0.0))
+        for seed in (1, 2, 3)
+        for number in (0, 1)
+    ]
+    write("suggest", rows)
+    lines = cells(suggest.table("pets"))
+    assert lines[0] == ["OxfordPets", "10 labels", "50 labels"]
+    assert lines[2] == ["**filter**", "90.0 / 1.300", "70.0 / 1.300"]
+    assert suggest.against("margin") == "+2.0"
+    assert suggest.against("random") == "+0.0 to +1.0"
+    assert suggest.random_wins() == "EuroSAT: `margin` (2.0); OxfordPets: `margin` (1.0)"
+    assert suggest.expected_error() == "20.0"  # 30 before, 10 after
+    write("suggest-development", rows)
+    assert [line[0] for line in cells(suggest.choice())[2:]] == ["**filter**", "random", "margin"]
+    assert suggest.figure().png.startswith(b"\x89PNG")
+
+
+def test_descriptions(write):
+    accuracy = {"template": 50.0, "mean": 52.0, "spread 0.1": 49.5, "spread 0.3": 45.0}
+    rows = [
+        {"prior": prior, "data": "eurosat", "shots": k, "seed": seed}
+        | {"accuracy": value + 10 * (k - 1), "nll": 1.5, "zero_shot": 20.0}
+        for prior, value in accuracy.items()
+        for k in (1, 4)
+        for seed in (1, 2)
+    ]
+    write("descriptions", rows)
+    assert cells(descriptions.table("eurosat"))[3] == ["mean", "20.0", "52.0 / 1.500", "82.0 / 1.500"]
+    assert descriptions.gain("mean", "eurosat") == "+2.0"
+    assert descriptions.gain("spread 0.1", "eurosat", "4") == "−0.5"
+
+
+def test_an_interrupted_study_goes_on(tmp_path):
+    options = argparse.Namespace(json=tmp_path / "unknown.json", shots=[1, 4])
+    seen = []
+
+    def measured(name, shots):
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append((name, shots))
+        return [{"familiar": name, "shots": shots}]
+
+    cells = [("pets", 1), ("pets", 4), ("dtd37", 1)]
+    with pytest.raises(KeyboardInterrupt):
+        unknown.resumed(options, cells, measured)
+    assert not options.json.exists()
+    rows = unknown.resumed(options, cells, lambda *cell: [{"familiar": cell[0], "shots": cell[1], "again": True}])
+    assert [row.get("again", False) for row in rows] == [False, False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["unknown.json"]
+    # other options are another study
+    with pytest.raises(KeyboardInterrupt):
+        unknown.resumed(options, cells, measured)
+    seen.clear()
+    other = argparse.Namespace(json=options.json, shots=[16])
+    with pytest.raises(KeyboardInterrupt):
+        unknown.resumed(other, cells, measured)
+    assert seen == cells[:2]

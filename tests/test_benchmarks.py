@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from benchmarks import measure
 from benchmarks.__main__ import PARTS, main, rows
-from benchmarks.measure import Options, Row, absent, peak_memory, row, seconds
+from benchmarks.measure import Options, Row, absent, peak_memory, row, seconds, show
 from tests.processes import PATIENCE
 
 QUICK = Options(device="cpu", rounds=1, quick=True)
@@ -61,10 +62,13 @@ def test_one_table_and_one_file(tmp_path, capsys, monkeypatch):
     file = tmp_path / "bench.json"
     main(["--device", "cpu", "--quick", "--only", "step", "fit", "--json", str(file)])
     shown = capsys.readouterr().out
-    assert shown.count("Medians of up to 1 rounds") == 1
+    assert shown.count("says nothing about speed") == 1
     assert "no disk" in shown
     kept = json.loads(file.read_text())
-    assert [line["holds"] for line in kept["rows"]] == [True, None]
+    assert [line["holds"] for line in kept["rows"]] == [None, None]  # one round is no measurement
+    assert "yes" not in shown
+    show([Row("step", "a", 1.0, bound=1.05)], Options())
+    assert "yes" in capsys.readouterr().out
     assert kept["options"]["quick"] is True
 
 
@@ -82,6 +86,13 @@ def test_contestants_take_turns_in_both_orders():
     taken = seconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, Options(rounds=2))
     assert "".join(calls) == "aabb" + "ab" + "ba"
     assert all(len(values) == 2 for values in taken.values())
+
+
+def test_a_quick_look_is_warm():
+    calls = []
+    taken = seconds({"a": lambda: calls.append(1)}, QUICK, least=10.0)
+    assert len(calls) == 2
+    assert len(taken["a"]) == 1
 
 
 def test_short_calls_are_repeated():
@@ -111,3 +122,14 @@ def test_nothing_needed_but_what_the_package_needs(tmp_path):
         "    __import__('benchmarks.' + part)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_attacks_are_counted(monkeypatch, capsys):
+    from benchmarks import robustness
+
+    monkeypatch.setattr("os.environ", os.environ | {})  # it turns caches off
+    assert robustness.main(["--only", "adapters", "--count", "4"]) == 0
+    monkeypatch.setitem(robustness.PARTS, "kills", lambda place: iter([("kill 0", "a mixture"), ("kill 1", "")]))
+    monkeypatch.setattr(robustness, "prepare", lambda *_: None)
+    assert robustness.main(["--only", "kills"]) == 1
+    assert "kills: 'kill 0': 'a mixture'" in capsys.readouterr().out

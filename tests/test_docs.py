@@ -15,7 +15,7 @@ from kalmanclip.experiments.store import read_jsonl, to_jsonl
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
 
 PAGES = {path.relative_to(table.ROOT).as_posix(): path for path in figures.pages()}
-MEASURED = ("README.md", "docs/results.md", "docs/uncertainty.md", "docs/online.md", "docs/faq.md")
+MEASURED = ("README.md", "docs/results.md", "docs/uncertainty.md", "docs/check.md", "docs/online.md", "docs/faq.md")
 """Pages that show figures of results/."""
 
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|^\$\$.*?^\$\$|\$[^$\n]*\$", re.DOTALL | re.MULTILINE)
@@ -112,7 +112,7 @@ def test_no_measured_number_is_written_into_a_sentence(name):
     assert [line for line in by_nobody(measured_part(name)).splitlines() if NUMBER.search(line)] == []
 
 
-@pytest.mark.parametrize("name", ["comparison", "contamination", "paper", "shift"])
+@pytest.mark.parametrize("name", ["comparison", "comparison-vitb16", "contamination", "paper", "shift"])
 def test_committed_results_are_whole_slim_and_sorted(name):
     records, damaged = read_jsonl(table.RESULTS / f"{name}.jsonl")
     assert not damaged
@@ -188,7 +188,7 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
     figures.main(["--check"])
 
 
-@pytest.mark.parametrize("store", ["comparison", "shift"])
+@pytest.mark.parametrize("store", ["comparison", "comparison-vitb16", "shift"])
 def test_records_have_the_options_of_their_rows(store):
     """A preset or a default that changes leaves records behind that are no longer what their label says."""
     options = json.loads((table.ROOT / "benchmarks/comparison.json").read_text())

@@ -20,8 +20,16 @@ def test_the_page_of_the_filter_runs_top_to_bottom(monkeypatch, tmp_path, capsys
     names = {}
     for block in blocks("docs/filter.md"):
         exec(block, names)
-    assert float(capsys.readouterr().out.split("once: ")[-1]) > 0.8  # of the flowers
+    flowers, digits = re.findall(r"(?:once:|other images) ([\d.]+)", capsys.readouterr().out)
+    assert float(flowers) > 0.8
+    assert float(digits) > 0.85
     assert names["belief"].mean.isfinite().all()
+
+
+def test_the_classifier_of_the_page_is_the_example():
+    code = (ROOT / "examples/classifier.py").read_text(encoding="utf-8").split('"""\n', 1)[1].strip()
+    assert code + "\n" in blocks("docs/filter.md")
+    assert sum(bool(line) for line in code.splitlines()) <= 16
 
 
 def test_the_filter_in_the_readme_runs(capsys):
@@ -56,7 +64,7 @@ def photos(monkeypatch, tmp_path):
         Image.new("RGB", (64, 64), colours["pug"]).save(tmp_path / file)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/index.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/index.md", "docs/notebook.md"])
 def test_the_first_examples_run(name, photos, capsys):
     names = {}
     for block in blocks(name):

@@ -10,7 +10,15 @@ import time
 import pytest
 
 from kalmanclip.errors import AdapterError, DataError, KalmanClipError
-from kalmanclip.files import atomic_path, read_json, remove_abandoned, sha256_of, write_atomic, write_json_atomic
+from kalmanclip.files import (
+    atomic_path,
+    read_json,
+    read_options,
+    remove_abandoned,
+    sha256_of,
+    write_atomic,
+    write_json_atomic,
+)
 
 as_root = hasattr(os, "geteuid") and os.geteuid() == 0
 
@@ -223,3 +231,35 @@ def test_sha256(tmp_path):
     assert sha256_of(path) == hashlib.sha256(content).hexdigest()
     with pytest.raises(AdapterError, match="gone"):
         sha256_of(tmp_path / "gone", AdapterError)
+
+
+def test_options_are_json_or_yaml(tmp_path):
+    for name, text in {
+        "a.json": '{"noise": {"beta": 0.9}, "epochs": 2}',
+        "a.yaml": "noise:\n  beta: 0.9\nepochs: 2  # passes",
+        "a.YML": "{noise: {beta: 0.9}, epochs: 2}",
+    }.items():
+        (tmp_path / name).write_text(text)
+        assert read_options(tmp_path / name) == {"noise": {"beta": 0.9}, "epochs": 2}
+    (tmp_path / "empty.yaml").write_text("# nothing yet")
+    assert read_options(tmp_path / "empty.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.toml", "", "ending in .json, .yaml or .yml"),
+        ("a.yaml", "- 1", "by name"),
+        ("a.json", "3", "by name"),
+        ("a.yaml", "a: [", "not valid YAML"),
+        ("a.yaml", "a: .nan", "not valid YAML"),
+        ("a.yaml", "a: 2026-01-01", "not valid YAML"),
+        ("a.yaml", "a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("a.yaml", None, "a.yaml"),
+    ],
+)
+def test_other_options_files_are_refused(tmp_path, name, text, says):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(KalmanClipError, match=says):
+        read_options(tmp_path / name)

@@ -19,3 +19,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'kalmanclip' has no attribute {name!r}")
     return getattr(import_module(f"kalmanclip.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return also what is not loaded yet, so that it can be completed by the Tab key."""
+    return sorted({*globals(), *__all__})

@@ -39,6 +39,10 @@ class AdapterError(KalmanClipError, RuntimeError):
     exit_code = 5
 
 
+class RepeatedImagesWarning(UserWarning):
+    """Images are learned once more, and count twice."""
+
+
 class NumericalError(KalmanClipError, ArithmeticError):
     """Mathematics that broke down (a matrix that should be positive definite is not, values are not finite)."""
 

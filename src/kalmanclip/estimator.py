@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 
-from kalmanclip.adapter import export_model, load_adapter, read_description, save_adapter
+from kalmanclip.adapter import export_model, read_adapter, restore, save_adapter
 from kalmanclip.config import flatten, merge, to_dict
 from kalmanclip.data import (
     DEFAULT_TEMPLATES,
@@ -30,11 +30,15 @@ from kalmanclip.data import (
     sample_shots,
     validate_templates,
 )
-from kalmanclip.data.images import ImageSource
+from kalmanclip.data.images import ImageSource, image_identity
+from kalmanclip.data.inputs import open_images, open_labelled
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
-from kalmanclip.encoders import Backbone, DualEncoder, load_backbone
-from kalmanclip.errors import ConfigError, DataError
+from kalmanclip.encoders import Backbone, DualEncoder, as_backbone, load_backbone
+from kalmanclip.encoders.features import image_features
+from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
+from kalmanclip.files import check_path
 from kalmanclip.filtering import Ranks
+from kalmanclip.hub import HubMixin
 from kalmanclip.methods import (
     PRESETS,
     Classifier,
@@ -44,23 +48,37 @@ from kalmanclip.methods import (
     Progress,
     make_classifier,
     method_name,
-    silent,
     with_options,
 )
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.classifier import TrainingImages
 from kalmanclip.methods.fusion import fuse_methods
-from kalmanclip.prediction import FALSE_ALARMS, SAMPLES, Calibration, Prediction
+from kalmanclip.methods.suggest import DEFAULT as DEFAULT_ACQUISITION
+from kalmanclip.methods.suggest import ImagePool, Suggestion, check_acquisition, read_pool, suggest
+from kalmanclip.prediction import (
+    FALSE_ALARMS,
+    SAMPLES,
+    Calibration,
+    ExpectedAccuracy,
+    LabelCheck,
+    Prediction,
+    Threshold,
+)
+from kalmanclip.progress import automatic
 
-Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource]
-"""A folder, labelled images, or a list or array of paths, PIL images or arrays."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+Images: TypeAlias = str | os.PathLike[str] | LabelledImages | Iterable[ImageSource] | Any
+"""A folder, labelled images, or a list or array of paths, PIL images or arrays; what other libraries hold images in,
+and embeddings (N, d) in their place: see `kalmanclip.data.inputs`."""
 
 
 class NotFittedError(ConfigError, SklearnNotFittedError):
     """Something was asked of an estimator that has no classes yet."""
 
 
-class KalmanCLIP(ClassifierMixin, BaseEstimator):
+class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
 
     By default softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by iterated
@@ -76,7 +94,8 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     Args:
         model: a backbone's name ('tiny', 'ViT-B-16:openai', ...; see `kalmanclip.encoders.backbone`) or a loaded one,
-            which copies of the estimator share.
+            which copies of the estimator share; or an open_clip model, or a CLIPModel or SiglipModel of transformers
+            (see `kalmanclip.encoders.as_backbone`).
         config: all options of a method; None: those of ``preset``.
         preset: 'default' (also what None means), or another name in `kalmanclip.methods.presets`, such as 'paper'.
         prior_std: how far similarities may move a priori; None: that of the preset, which may choose it on the images.
@@ -84,6 +103,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         seed: of everything that is random; None: that of the preset.
         options: further options of the method by name, nested or dotted: ``{"low_rank.rank": 2}``.
         templates: prompt templates with one ``{}`` for the class name; several are averaged.
+        descriptions: further prompts of single classes, by name, for class residuals: how each looks.
         device: 'cpu', 'cuda', ...; None takes a GPU when there is one.
         precision: what the frozen towers compute in, 'float32' or 'bfloat16' (half the memory, and faster on a GPU).
             What is learned is float32 in any case. Of a loaded backbone, leave it out.
@@ -99,10 +119,11 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
     classes_: np.ndarray
     method_: Classifier
     notes_: dict[str, Any]
+    _loaded_as: Any  # what `_loaded` was made of
 
     def __init__(
         self,
-        model: str | Backbone = "tiny",
+        model: str | Backbone | torch.nn.Module = "tiny",
         config: MethodConfig | None = None,
         *,
         preset: str | None = None,
@@ -111,6 +132,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         seed: int | None = None,
         options: Mapping[str, Any] | None = None,
         templates: Sequence[str] = DEFAULT_TEMPLATES,
+        descriptions: Mapping[str, Sequence[str]] | None = None,
         device: str | torch.device | None = None,
         precision: str | None = None,
         ranks: Ranks | None = None,
@@ -123,6 +145,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         self.seed = seed
         self.options = options
         self.templates = templates
+        self.descriptions = descriptions
         self.device = device
         self.precision = precision
         self.ranks = ranks
@@ -169,6 +192,14 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         return self._fitted().calibration
 
     @property
+    def expected_accuracy_(self) -> ExpectedAccuracy | None:
+        """How many training images were right when they were held out in turn; None where none were.
+
+        Its ``interval()`` is where the accuracy on new images like these is expected.
+        """
+        return self._fitted().expected_accuracy
+
+    @property
     def training_images_(self) -> TrainingImages | None:
         """Names and class numbers of the images learned from; None where the method does not keep them."""
         return self._fitted().training_images
@@ -179,8 +210,12 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         return self._fitted().diagnostics
 
     def ood_threshold(self, false_alarms: float = FALSE_ALARMS) -> float | None:
-        """Return the out-of-distribution score above which images are flagged; None where the method cannot say."""
+        """Return the out-of-distribution score above which images are flagged; None where there is none."""
         return self._fitted().ood_threshold(false_alarms)
+
+    def ood_calibration(self, false_alarms: float = FALSE_ALARMS) -> Threshold | None:
+        """Return that threshold, how it was found, and the interval of its false alarms; None where there is none."""
+        return self._fitted().ood_calibration(false_alarms)
 
     def load_backbone(self) -> Backbone:
         """Return the frozen CLIP that the arguments name; `fit` does this by itself."""
@@ -188,10 +223,17 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             if self.precision not in (None, self.model.precision):
                 raise ConfigError(f"The backbone is loaded already, in {self.model.precision}: leave precision out.")
             return self.model
-        wanted = (self.model, str(self.device), self.precision)
+        if isinstance(self.model, torch.nn.Module):
+            if self.precision is not None:
+                raise ConfigError("The model is loaded already: leave precision out.")
+            if getattr(self, "_loaded_as", None) is not self.model:
+                self._loaded, self._loaded_as = as_backbone(self.model), self.model
+            return self._loaded
+        wanted: Any = (self.model, str(self.device), self.precision)
         if getattr(self, "_loaded_as", None) != wanted:
-            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-            self._loaded = load_backbone(self.model, device, self.precision or "float32")
+            usual = "cuda" if torch.cuda.is_available() else "cpu"
+            device = usual if self.device is None else self.device
+            self._loaded = load_backbone(self.model, device, "float32" if self.precision is None else self.precision)
             self._loaded_as = wanted
         return self._loaded
 
@@ -210,17 +252,20 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         *,
         shots: int | None = None,
         calibrate: int | None = None,
-        progress: Progress = silent,
+        progress: Progress = automatic,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
         """Learn from labelled images, from scratch.
 
         Args:
-            X: a folder of class folders, `LabelledImages`, or a list or array of paths, PIL images or arrays.
+            X: a folder of class folders, `LabelledImages`, or a list or array of paths, PIL images or arrays; a data
+                set of torchvision, PyTorch or Hugging Face, or a frame of pandas; or embeddings (N, d).
             y: one label per image, names or numbers, where ``X`` is a list.
             class_names: what numeric labels mean: ``class_names[0]`` is the name of label 0.
             shots: use only so many images of each class, drawn with the seed.
-            calibrate: learn from all but so many images of each class, and calibrate `predict_sets` on those.
+            calibrate: learn from all but so many images of each class, and calibrate `predict_sets` and `is_ood` on
+                those. None: `predict_sets` on all images, each held out once, where the method does that (class
+                residuals).
             progress: called as ``progress(stage, done, total)``.
             after_epoch: called after each pass with the number of finished passes; saving there makes a fit resumable.
         """
@@ -232,7 +277,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         if calibrate is not None:
             train, held = hold_out(train, calibrate, seed)
         train = sample_shots(train, shots, seed)
-        self._set_state(method, labels, {})
+        self._set_state(method, labels, {"learned_from": train.counts()})
         try:
             method.fit(FewShotTask(train, templates=templates, seed=seed), progress, after_epoch)
         except BaseException:
@@ -250,7 +295,7 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         class_names: Sequence[str] | None = None,
         *,
         epochs: int = 1,
-        progress: Progress = silent,
+        progress: Progress = automatic,
         after_epoch: Callable[[int], None] | None = None,
     ) -> KalmanCLIP:
         """Learn on from more images; those learned before are not needed.
@@ -267,14 +312,24 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             epochs: passes over the images, for low-rank parameters.
             progress: called as ``progress(stage, done, total)``.
             after_epoch: called after each pass with the number of finished passes.
+
+        Warns:
+            RepeatedImagesWarning: some of the images were learned before; they count twice now.
         """
         before = dict(vars(self))
+        X, y = open_labelled(X, y)
         known = self.class_names_ if hasattr(self, "method_") else []
         if isinstance(X, LabelledImages) and X.class_names not in (known, class_names and list(class_names)):
             y, X = [X.class_names[label] for label in X.labels], X.sources  # its numbers count in its own names
         new, labels = _labelled(X, y, class_names, known, list(getattr(self, "classes_", [])))
         method = getattr(self, "method_", None) or self._new_method()
-        self._set_state(method, labels, getattr(self, "notes_", {}))
+        _warn_of_repeats(method, new.sources)
+        notes = getattr(self, "notes_", {})
+        if "learned_from" in notes or not method.fitted:
+            seen = dict(zip(known, notes.get("learned_from", []), strict=False))
+            counts = zip(new.class_names, new.counts(), strict=True)
+            notes = notes | {"learned_from": [seen.get(name, 0) + count for name, count in counts]}
+        self._set_state(method, labels, notes)
         try:
             method.update(new, epochs, progress, after_epoch, validate_templates(self.templates))
         except BaseException:
@@ -284,9 +339,9 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         return self
 
     def calibrate(
-        self, X: Images, y: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = silent
+        self, X: Images, y: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = automatic
     ) -> KalmanCLIP:
-        """Calibrate `predict_sets` on images that were not learned from; learning on takes the calibration away.
+        """Calibrate `predict_sets` and `is_ood` on images that were not learned from; learning on takes it away.
 
         Args:
             X: as in `fit`, of the known classes.
@@ -297,6 +352,32 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         self._fitted().calibrate(self._known(X, y), kind, progress)
         return self
 
+    def check_labels(
+        self,
+        X: Images,
+        y: Iterable[Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        *,
+        progress: Progress = automatic,
+    ) -> LabelCheck:
+        """Return which labels are probably wrong; the estimator itself learns nothing and stays as it is.
+
+        Every image is predicted by class residuals that were learned from others; see `kalmanclip.methods.suspects`.
+
+        Args:
+            X: as in `fit`.
+            y: as in `fit`.
+            class_names: as in `fit`.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        images, _ = _labelled(X, y, class_names)
+        require_two_classes(images.class_names, "the data", "Add images of another class.")
+        if len(images) < 2:
+            raise DataError("A label is checked by other images: give at least two.")
+        method = self._new_method()
+        method.set_classes(images.class_names, validate_templates(self.templates))
+        return method.check_labels(images, progress)
+
     def predict_full(
         self,
         X: Images,
@@ -304,10 +385,10 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         how: str = "linearised",
         samples: int = SAMPLES,
         coverage: float | None = None,
-        false_alarms: float = FALSE_ALARMS,
+        false_alarms: float | None = FALSE_ALARMS,
         neighbors: int = 0,
         zero_shot: bool = False,
-        progress: Progress = silent,
+        progress: Progress = automatic,
     ) -> Prediction:
         """Return all there is to say about images, from one pass over them; the other methods are views of it.
 
@@ -316,7 +397,8 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             how: the average over the belief: 'linearised', 'sampled' or 'mean' (no average).
             samples: draws.
             coverage: of the sets of classes; None: no sets.
-            false_alarms: the share of images like those learned from that may be flagged as out-of-distribution.
+            false_alarms: the share of images like those learned from that may be flagged as out-of-distribution; None:
+                no image is, and there is no score, which saves its time.
             neighbors: how many of the most similar training images to name, where they are known.
             zero_shot: whether the logits of the untouched model are computed, too.
             progress: called as ``progress(stage, done, total)``.
@@ -332,38 +414,64 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             progress=progress,
         )
 
-    def predict(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+    def predict(self, X: Images, *, progress: Progress = automatic) -> np.ndarray:
         """Return the most probable label of each image (N,), at the mean of the belief."""
         best = self.predict_proba(X, progress=progress).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def predict_proba(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+    def predict_frame(self, X: Images, *, probabilities: bool = False, **options: Any) -> pd.DataFrame:
+        """Return a frame of pandas with one row per image, whose name is the index.
+
+        Args:
+            X: as in `predict`.
+            probabilities: whether to add a column for each class.
+            options: of `predict_full`.
+        """
+        sources = _sources(X)
+        names = [os.fspath(x) if isinstance(x, (str, os.PathLike)) else image_identity(x) for x in sources]
+        return self.predict_full(sources, **options).to_frame(names, probabilities)
+
+    def embed(self, X: Images, *, tuned: bool = True, progress: Progress = automatic) -> np.ndarray:
+        """Return unit-length embeddings of images (N, d). Before `fit` they are the frozen CLIP's.
+
+        Args:
+            X: as in `predict`.
+            tuned: whether learned low-rank parameters count. Without them these are the frozen CLIP's, which `fit` and
+                `predict` take in the place of images. Class residuals (the default) change no embedding.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        tower = self.tuned_encoder_ if tuned and hasattr(self, "method_") else None
+        backbone = self.backbone_ if hasattr(self, "method_") else self.load_backbone()
+        return image_features(tower or DualEncoder(backbone), _sources(X), progress).cpu().numpy()
+
+    def predict_proba(self, X: Images, *, progress: Progress = automatic) -> np.ndarray:
         """Return class probabilities (N, C) at the mean of the belief: those of an exported classifier.
 
         `predict_full` averages over the belief, which changes them little where class residuals were learned.
         """
-        return self.predict_full(X, how="mean", progress=progress).at_mean.numpy()
+        return self.predict_full(X, how="mean", false_alarms=None, progress=progress).at_mean.numpy()
 
-    def predict_sets(self, X: Images, coverage: float = 0.9, *, progress: Progress = silent) -> list[list[Any]]:
+    def predict_sets(self, X: Images, coverage: float = 0.9, *, progress: Progress = automatic) -> list[list[Any]]:
         """Return for each image a set of labels, the most probable first, that holds the true one.
 
-        The promise is for images like those calibrated on; see `kalmanclip.prediction.conformal`.
+        The promise is for images like those calibrated on; `kalmanclip.prediction.conformal` says when it is proven.
 
         Args:
             X: as in `predict`.
             coverage: the probability with which a set holds the true label.
             progress: called as ``progress(stage, done, total)``.
         """
-        sets = self.predict_full(X, how="mean", coverage=coverage, progress=progress).sets or []
+        found = self.predict_full(X, how="mean", coverage=coverage, false_alarms=None, progress=progress)
+        sets = found.sets or []
         label = dict(zip(self.class_names_, self.classes_.tolist(), strict=True))
         return [[label[name] for name in names] for names in sets]
 
-    def ood_score(self, X: Images, *, progress: Progress = silent) -> np.ndarray:
+    def ood_score(self, X: Images, *, progress: Progress = automatic) -> np.ndarray:
         """Return the out-of-distribution score (N,): the larger, the less an image is like those learned from."""
         score = self._predict_ood(X, FALSE_ALARMS, progress).ood_score
         return np.empty(0) if score is None else score.numpy()
 
-    def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = silent) -> np.ndarray:
+    def is_ood(self, X: Images, false_alarms: float = FALSE_ALARMS, *, progress: Progress = automatic) -> np.ndarray:
         """Return whether images show nothing that was learned, (N,) of truth values.
 
         A share ``false_alarms`` of images of known classes may be flagged by mistake.
@@ -371,18 +479,57 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         flags = self._predict_ood(X, false_alarms, progress).is_ood
         return np.empty(0, dtype=bool) if flags is None else flags.numpy()
 
+    def were_learned(self, X: Images) -> np.ndarray:
+        """Return which images were learned from, (N,) of truth values, by their content.
+
+        A copy with another name is found, one that was saved anew or cropped is not. How well a classifier does on
+        images it has learned from says nothing about new ones.
+        """
+        return np.array(self._fitted().were_learned(_sources(X)), dtype=bool)
+
     def score(
         self,
         X: Images,
         y: Iterable[Any] | None = None,
         sample_weight: Sequence[float] | None = None,
         *,
-        progress: Progress = silent,
+        progress: Progress = automatic,
     ) -> float:
         """Return the top-1 accuracy in 0..1 on a folder of class folders, or a list of images with labels."""
         test = self._known(X, y)
+        if sample_weight is not None and len(sample_weight) != len(test):
+            raise DataError(f"{len(test)} images but {len(sample_weight)} weights; give one weight per image")
         found = self.predict_proba(test.sources, progress=progress).argmax(axis=1)
         return float(np.average(found == np.array(test.labels), weights=sample_weight))
+
+    def read_pool(self, X: Images, *, progress: Progress = automatic) -> ImagePool:
+        """Return images to choose from with `suggest`, read once; it stays valid while the classifier learns."""
+        return read_pool(self._fitted(), _sources(X), progress)
+
+    def suggest(
+        self,
+        X: Images | ImagePool,
+        n: int = 20,
+        *,
+        by: str = DEFAULT_ACQUISITION,
+        seed: int = 0,
+        progress: Progress = automatic,
+    ) -> Suggestion:
+        """Return which n images of a pool to label next, the one to label first at the front.
+
+        Images that were learned from, by their names, are not suggested again. Label the others, give them to
+        `partial_fit`, and ask again.
+
+        Args:
+            X: the pool: images without labels, or what `read_pool` made of them.
+            n: how many.
+            by: how they are chosen, one of `kalmanclip.methods.suggest.ACQUISITIONS`.
+            seed: of what is random.
+            progress: called as ``progress(stage, done, total)``.
+        """
+        check_acquisition(self._fitted(), by, n)
+        pool = X if isinstance(X, ImagePool) else self.read_pool(X, progress=progress)
+        return suggest(self._fitted(), pool, n, by, seed)
 
     def save(self, folder: str | os.PathLike[str], notes: Mapping[str, Any] | None = None) -> Path:
         """Write the whole state (belief, noise, classes, options) to an adapter folder.
@@ -391,17 +538,17 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             folder: created if need be; an adapter already there is replaced.
             notes: whatever else should be remembered, as JSON values; None: the notes so far.
         """
-        method = self._fitted()
+        method, folder = self._fitted(), check_path(folder, AdapterError)
         self.notes_ = dict(self.notes_ if notes is None else notes)
         labels = self.classes_.tolist()
         extra = {} if labels == method.class_names else {"labels": labels}
-        return save_adapter(Path(folder), method, self.notes_ | extra)
+        return save_adapter(folder, method, self.notes_ | extra)
 
     @classmethod
     def load(
         cls,
         folder: str | os.PathLike[str],
-        model: str | Backbone | None = None,
+        model: str | Backbone | torch.nn.Module | None = None,
         *,
         device: str | torch.device | None = None,
         precision: str | None = None,
@@ -416,19 +563,20 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             precision: as in the constructor; it need not be that of the fit.
             ranks: as in the constructor; there may be more of them than in the fit, or fewer.
         """
-        description = read_description(Path(folder))
+        stored = read_adapter(check_path(folder, AdapterError))  # first: a damaged one is no reason to load a model
+        description = stored.description
         estimator = cls(
-            model or description["backbone"]["name"],
+            description["backbone"]["name"] if model is None else model,
             templates=description["templates"],
             device=device,
             precision=precision,
             ranks=ranks,
         )
-        method, description = load_adapter(Path(folder), estimator.load_backbone(), ranks)
+        method = restore(stored, estimator.load_backbone(), ranks)
         notes = dict(description.get("notes", {}))
         labels = notes.pop("labels", method.class_names)
         estimator.config = method.config
-        estimator._set_state(method, labels if len(labels) == len(method.class_names) else method.class_names, notes)
+        estimator._set_state(method, labels, notes)
         return estimator
 
     @classmethod
@@ -439,6 +587,8 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
             parts: fitted on the same backbone with the same templates; their classes may differ. See
                 `kalmanclip.methods.fusion` for what else must agree.
         """
+        if not isinstance(parts, Sequence) or not all(isinstance(part, KalmanCLIP) for part in parts):
+            raise ConfigError("Fusing takes a list of fitted KalmanCLIP classifiers: fuse([one, other]).")
         method = fuse_methods([part._fitted() for part in parts])
         labels: dict[str, Any] = {}
         for part in reversed(parts):  # as the first writes them
@@ -460,7 +610,17 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
-        return export_model(Path(folder), self._fitted())
+        return export_model(check_path(folder, AdapterError), self._fitted())
+
+    def export_onnx(self, folder: str | os.PathLike[str]) -> float:
+        """Write image tower, classifier and out-of-distribution score as one ONNX graph.
+
+        Returns:
+            The largest difference between its outputs and PyTorch's, on made-up pictures.
+        """
+        from kalmanclip.onnx_export import export_onnx  # an optional part
+
+        return export_onnx(Path(folder), self._fitted())
 
     def _fitted(self) -> Classifier:
         method: Classifier | None = getattr(self, "method_", None)
@@ -478,13 +638,25 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
         if self.config is not None and self.preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
         given = {name: getattr(self, name) for name in ("prior_std", "epochs", "seed")}
+        if not isinstance(self.options, Mapping | None) or not all(
+            isinstance(name, str) for name in self.options or ()
+        ):
+            raise ConfigError(
+                f"options must be a table of names and values, such as {{'crops': 2}}, not {self.options!r}."
+            )
         options = dict(self.options or {}) | {name: value for name, value in given.items() if value is not None}
         config = make_config(self.preset, self.config, options)
-        return make_classifier(self.load_backbone(), config, self.ranks)
+        method = make_classifier(self.load_backbone(), config, self.ranks)
+        if self.descriptions is not None:
+            method.describe(self.descriptions)
+        return method
 
     def _known(self, X: Images, y: Iterable[Any] | None) -> LabelledImages:
         """Return images of the known classes; another class is an error."""
         names = self.class_names_
+        X, y = open_labelled(X, y)
+        if isinstance(X, LabelledImages) and X.class_names != names:
+            y, X = [X.class_names[label] for label in X.labels], X.sources  # its numbers count in its own names
         if y is not None and not isinstance(self.classes_[0], str):
             given = list(y)
             number = {label: c for c, label in enumerate(self.classes_.tolist())}
@@ -497,10 +669,21 @@ class KalmanCLIP(ClassifierMixin, BaseEstimator):
     def _predict_ood(self, X: Images, false_alarms: float, progress: Progress) -> Prediction:
         if self.ood_threshold() is None:
             raise ConfigError(
-                "This classifier cannot tell unknown images: that takes class residuals alone (preset 'default') and "
-                "at least 3 training images."
+                "This classifier cannot tell unknown images: that takes at least 3 training images, and adapters of "
+                "older versions know theirs only with the preset 'default'. Fit again."
             )
         return self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress)
+
+
+def _warn_of_repeats(method: Classifier, sources: Sequence[ImageSource]) -> None:
+    """Warn of images that are learned a second time."""
+    if repeated := sum(method.were_learned(sources)):
+        warnings.warn(
+            f"{repeated} of {len(sources)} images were learned before: they count twice now, and the classifier will "
+            "be too sure of itself. Leave out those for which were_learned(...) is true.",
+            RepeatedImagesWarning,
+            stacklevel=3,
+        )
 
 
 def make_config(
@@ -559,6 +742,7 @@ def _labelled(
 
     Classes that are not among those so far, ``known``, are added behind them.
     """
+    X, y = open_labelled(X, y)
     if isinstance(X, LabelledImages) or y is None:
         if not isinstance(X, (str, os.PathLike, LabelledImages)):
             raise ConfigError(
@@ -611,6 +795,7 @@ def _with_labels(
 
 def _sources(images: Images) -> list[ImageSource]:
     """Return whatever a user may give as a list of images without labels."""
+    images = open_images(images)
     if isinstance(images, LabelledImages):
         return images.sources
     if isinstance(images, (str, os.PathLike)):

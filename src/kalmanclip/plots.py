@@ -1,4 +1,9 @@
-"""Plots: confusion matrices, reliability and risk-coverage curves, predictions with their uncertainty."""
+"""Plots: confusion matrices, reliability and risk-coverage curves, predictions with their uncertainty.
+
+`plot_confusion`, `plot_reliability`, `plot_risk_coverage` and `plot_predictions` take what `KalmanCLIP.predict_full`
+gives and return a matplotlib figure, which a notebook shows. The functions ``draw_...`` below them take numbers, and
+write a file where they are given a path.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,21 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from kalmanclip.errors import ConfigError
+from kalmanclip.data.images import ImageSource, load_image
+from kalmanclip.data.labelled import find_labels
+from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.files import atomic_path
-from kalmanclip.metrics import ReliabilityBin, RiskCoverage
+from kalmanclip.metrics import (
+    ReliabilityBin,
+    RiskCoverage,
+    area_under_risk_coverage,
+    confusion_matrix,
+    expected_calibration_error,
+    reliability_table,
+    risk_coverage,
+    standardized_margin,
+)
+from kalmanclip.prediction import Prediction
 
 # matplotlib's pyplot keeps figures in a global list and may open windows; a bare Figure does neither.
 
@@ -44,7 +61,61 @@ def check_plot_path(path: Path) -> None:
         raise ConfigError(f"Cannot write to {path.parent}: {problem.strerror}. Choose another place.") from problem
 
 
-def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
+def plot_confusion(prediction: Prediction, labels: Sequence[str | int]) -> Figure:
+    """Return a confusion matrix, shaded by the share of each true class; ``labels`` (N,): names or class numbers."""
+    truth, guesses = _truth(prediction, labels), prediction.probabilities.argmax(dim=1).numpy()
+    names = prediction.class_names
+    return draw_confusion(None, confusion_matrix(truth, guesses, len(names)), names)
+
+
+def plot_reliability(prediction: Prediction, labels: Sequence[str | int]) -> Figure:
+    """Return accuracy against confidence, over how many images each bin has; ``labels`` as in `plot_confusion`."""
+    truth, p = _truth(prediction, labels), prediction.probabilities.numpy()
+    return draw_reliability(None, reliability_table(p, truth), expected_calibration_error(p, truth))
+
+
+def plot_risk_coverage(prediction: Prediction, labels: Sequence[str | int]) -> Figure:
+    """Return the share of wrong answers if only the surest are given; ``labels`` as in `plot_confusion`."""
+    p = prediction.probabilities
+    confidence, right = p.amax(dim=1).numpy(), p.argmax(dim=1).numpy() == _truth(prediction, labels)
+    return draw_risk_coverage(None, risk_coverage(confidence, right), area_under_risk_coverage(confidence, right))
+
+
+def plot_predictions(
+    prediction: Prediction, images: Sequence[ImageSource], labels: Sequence[str | int], columns: int = 5
+) -> Figure:
+    """Return the images in a grid, each with its class, its probability and how sure it is; few images are best."""
+    return draw_predictions(None, examples(prediction, images, labels), columns)
+
+
+def examples(prediction: Prediction, images: Sequence[ImageSource], labels: Sequence[str | int]) -> list[Example]:
+    """Return one `Example` for each image of a prediction."""
+    truth, names = _truth(prediction, labels), prediction.class_names
+    if len(images) != len(truth):
+        raise DataError(f"{len(images)} images but a prediction of {len(truth)}; give the images that were predicted")
+    leads = standardized_margin(prediction.mean.numpy(), prediction.std.numpy())
+    columns = (images, truth, prediction.labels, prediction.confidence, leads)
+    return [
+        Example(np.asarray(load_image(image)), names[label], str(guess), float(p), float(ahead))
+        for image, label, guess, p, ahead in zip(*columns, strict=True)
+    ]
+
+
+def _truth(prediction: Prediction, labels: Sequence[str | int]) -> np.ndarray:
+    """Return the numbers (N,) of the true classes."""
+    given: list[Any] = list(labels)
+    last = len(prediction.class_names) - 1
+    if len(given) != len(prediction):
+        raise DataError(f"{len(given)} labels but a prediction of {len(prediction)} images; give one label per image")
+    if all(isinstance(label, str) for label in given):
+        return np.array(find_labels(given, prediction.class_names, "label"), dtype=int)
+    found = np.array(given)
+    if found.dtype.kind not in "iu" or not ((found >= 0) & (found <= last)).all():
+        raise DataError(f"labels are names of classes, or their numbers 0..{last}")
+    return found
+
+
+def draw_confusion(path: Path | None, matrix: np.ndarray, names: Sequence[str]) -> Figure:
     """Draw a confusion matrix (C, C), shaded by the share of each true class, with counts where they fit."""
     C = len(names)
     cell = min(0.6, 4 / C + 0.15)  # inches: cells shrink as they become many
@@ -68,10 +139,10 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             if count:
                 colour = "white" if shares[i, j] > 0.3 else "black"
                 axes.text(j, i, count, ha="center", va="center", fontsize=size, color=colour)
-    _save(figure, path)
+    return _save(figure, path)
 
 
-def draw_reliability(path: Path, rows: Sequence[ReliabilityBin], error: float) -> None:
+def draw_reliability(path: Path | None, rows: Sequence[ReliabilityBin], error: float) -> Figure:
     """Draw accuracy against confidence, bin by bin, over how many images each bin has; ``error`` is the ECE."""
     figure = Figure(figsize=(4.5, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[4, 1], sharex=True)
@@ -86,10 +157,10 @@ def draw_reliability(path: Path, rows: Sequence[ReliabilityBin], error: float) -
     upper.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
     lower.set(xlabel="probability of the answer", ylabel="images")
     upper.set_title(f"expected calibration error {error:.1%}\n(red: too sure, green: not sure enough)", fontsize=9)
-    _save(figure, path)
+    return _save(figure, path)
 
 
-def draw_risk_coverage(path: Path, curve: RiskCoverage, area: float) -> None:
+def draw_risk_coverage(path: Path | None, curve: RiskCoverage, area: float) -> Figure:
     """Draw the share of wrong answers if only the surest are given, and how low it could be; ``area`` is the AURC."""
     figure = Figure(figsize=(4.5, 4), layout="constrained")
     axes = figure.add_subplot()
@@ -101,10 +172,10 @@ def draw_risk_coverage(path: Path, curve: RiskCoverage, area: float) -> None:
     axes.set(xlabel="share of images that are answered", ylabel="share of wrong answers", xlim=(0, 1), ylim=(0, None))
     axes.legend(frameon=False, fontsize=8)
     axes.set_title(f"mean over the curve: {area:.1%} (AURC)", fontsize=9)
-    _save(figure, path)
+    return _save(figure, path)
 
 
-def draw_predictions(path: Path, predictions: Sequence[Example], columns: int = 5) -> None:
+def draw_predictions(path: Path | None, predictions: Sequence[Example], columns: int = 5) -> Figure:
     """Draw images in a grid, each with its predicted class, its probability and a bar for how sure it is."""
     rows = -(-len(predictions) // columns)
     figure = Figure(figsize=(1.7 * columns, 2.3 * rows + 0.6), layout="constrained")
@@ -119,7 +190,7 @@ def draw_predictions(path: Path, predictions: Sequence[Example], columns: int = 
     for number, prediction in enumerate(predictions):
         row, column = divmod(number, columns)
         _draw_prediction(grid[2 * row, column], grid[2 * row + 1, column], prediction, longest)
-    _save(figure, path)
+    return _save(figure, path)
 
 
 def _draw_prediction(picture: Any, bar: Any, p: Example, longest: float) -> None:
@@ -142,6 +213,8 @@ def _short(name: str, limit: int = 24) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_path(path, ConfigError) as temporary:
-        figure.savefig(temporary, dpi=150)
+def _save(figure: Figure, path: Path | None) -> Figure:
+    if path is not None:
+        with atomic_path(path, ConfigError) as temporary:
+            figure.savefig(temporary, dpi=150)
+    return figure
