@@ -1,6 +1,8 @@
 """A small adapter, fitted once on generated shapes, with pictures to look at."""
 
 import shutil
+import struct
+import zlib
 
 import pytest
 from tests.conftest import shape_picture
@@ -18,6 +20,17 @@ def write_shapes(root, count, seed):
     return root
 
 
+def png_header(width, height):
+    """A PNG of a few bytes that claims any size."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"")),
+        (b"IEND", b""),
+    ]
+    body = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory):
     """Eight pictures of each shape, of which four are for calibration."""
@@ -27,6 +40,16 @@ def learned(tmp_path_factory):
 @pytest.fixture(scope="session")
 def unseen(tmp_path_factory):
     return write_shapes(tmp_path_factory.mktemp("unseen") / "test", 2, 5000)
+
+
+@pytest.fixture(scope="session")
+def pool(unseen, tmp_path_factory):
+    """The unseen pictures without class folders."""
+    folder = tmp_path_factory.mktemp("unlabelled") / "pool"
+    folder.mkdir()
+    for file in unseen.glob("*/*.png"):
+        shutil.copy(file, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

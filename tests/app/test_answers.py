@@ -6,8 +6,7 @@ import io
 import json
 import re
 import socket
-import struct
-import zlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.conftest import shape_picture
+from tests.app.conftest import png_header
+from tests.conftest import full_disk, shape_picture
 from typer.testing import CliRunner
 
 from kalmanclip.app import images as page_images
 from kalmanclip.app import render, service
-from kalmanclip.app.images import Gallery, Upload, preview, read_upload, take_uploads
+from kalmanclip.app.images import MAX_WAITING, STALE, Gallery, Upload, preview, read_upload, take_uploads
 from kalmanclip.app.service import CHOICES, RANGE, AdapterService, _choices, answer
 from kalmanclip.cli import app as program
 from kalmanclip.data import read_folder
@@ -96,7 +96,9 @@ def test_unknown_pictures_are_called_so(classifier):
 def test_a_list_of_classes_where_it_was_calibrated(classifier, tiny, shapes):
     image = shape("triangle")
     assert list(answer(classifier, image, Gallery()).among) == classifier.predict_sets([image], 0.9)[0]
-    bare = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes)
+    turns = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes)  # each picture held out once
+    assert list(answer(turns, image, Gallery()).among) == turns.predict_sets([image], 0.9)[0]
+    bare = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes, shots=1)
     assert answer(bare, image, Gallery()).among is None
     few = KalmanCLIP(tiny, prior_std=0.15, options={"crops": 0}).fit(shapes, calibrate=1)
     assert answer(few, image, Gallery()).among is None  # three pictures cannot promise 90 %
@@ -104,6 +106,7 @@ def test_a_list_of_classes_where_it_was_calibrated(classifier, tiny, shapes):
 
 def test_without_what_tells_unknown_pictures_nothing_is_said_about_them(tiny, shapes):
     towers = KalmanCLIP(tiny, preset="head", epochs=1).fit(shapes)
+    towers.method_.ood = None  # as in an adapter of an older version
     said = answer(towers, shape("circle"), Gallery())
     assert (said.unknown, said.neighbours) == (None, ())
     assert "nothing I know" not in render.answer_html(said, shape("circle"))
@@ -131,17 +134,6 @@ def test_of_two_pictures_with_one_name_neither_is_shown(tmp_path):
 
 
 # Limits.
-
-
-def png_header(width, height):
-    """A PNG of a few bytes that claims any size."""
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"")),
-        (b"IEND", b""),
-    ]
-    body = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + body
 
 
 def truncated():
@@ -314,6 +306,16 @@ def test_what_cannot_be_learned_is_refused_and_changes_nothing(page):
     assert page.about() == state
 
 
+def test_a_full_disk_is_told_and_nothing_is_lost(page, adapter, tiny):
+    before = {file.name: file.read_bytes() for file in adapter.iterdir()}
+    page.learn([Upload(shape_picture("circle", 77), "new.png")], "disc")
+    with full_disk(), pytest.raises(AdapterError, match=r"cannot write to .*choose another place"):
+        page.save()
+    assert before.items() <= {file.name: file.read_bytes() for file in adapter.iterdir()}.items()
+    page.save()
+    assert "disc" in KalmanCLIP.load(adapter, tiny).class_names_
+
+
 def test_saving_can_be_forbidden_and_never_undoes_what_others_saved(adapter, tiny):
     watched = AdapterService(KalmanCLIP.load(adapter, tiny), adapter, read_only=True)
     page = AdapterService(KalmanCLIP.load(adapter, tiny), adapter)
@@ -357,6 +359,7 @@ def test_the_answer_says_what_it_should(classifier):
     assert "Such a list holds the right class for\n90 %" in known
     assert "This looks like nothing I know." in unknown
     assert "about 5 in 100" in unknown
+    assert "<strong>none of these</strong> <span></span>" in unknown
     assert "Such a list" not in unknown  # that promise is about pictures of the classes
 
 
@@ -375,7 +378,7 @@ def test_nothing_uncertain_is_called_certain(share, text):
 # Middleware.
 
 
-def visit(path, headers=(), local=True, body=b"{}", uploads=Path("/uploads")):
+def visit(path, headers=(), host="127.0.0.1", body=b"{}", uploads=Path("/uploads")):
     """Status and headers that a request gets; 200 if it is let through, with its body unharmed."""
     middleware = pytest.importorskip("kalmanclip.app.middleware", reason="gradio is not installed")
     sent = []
@@ -393,7 +396,7 @@ def visit(path, headers=(), local=True, body=b"{}", uploads=Path("/uploads")):
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers]}
-    asyncio.run(middleware.RequestFilter(inside, uploads, local)(scope, receive, send))
+    asyncio.run(middleware.RequestFilter(inside, uploads, host)(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
@@ -401,13 +404,28 @@ HERE = ("host", "127.0.0.1:7860")
 
 
 def test_the_page_and_its_parts_can_be_reached():
-    for path in ("/", "/assets/index.js", "/gradio_api/queue/join", "/gradio_api/upload"):
+    for path in ("/", "/assets/index.js", "/gradio_api/queue/join", "/gradio_api/upload_progress"):
         status, headers = visit(path, [HERE])
         assert status == 200
         assert b"default-src 'self'" in headers[b"content-security-policy"]
     for host in ("localhost:7860", "127.0.0.1", "[::1]:7860"):
         assert visit("/", [("host", host)])[0] == 200
     assert visit("/", [HERE, ("origin", "http://127.0.0.1:7860")])[0] == 200
+
+
+def test_uploads_have_room_or_are_refused(uploads, monkeypatch):
+    def give(length, *headers):
+        return visit("/gradio_api/upload", [HERE, ("content-length", length), *headers], uploads=uploads)[0]
+
+    assert visit("/gradio_api/upload", [HERE], uploads=uploads)[0] == 411
+    assert give(str(MAX_WAITING)) == 200
+    upload(uploads, b"123")
+    assert give(str(MAX_WAITING - 3)) == 200
+    assert give(str(MAX_WAITING - 2)) == 507
+    later = time.time() + STALE + 60
+    monkeypatch.setattr("kalmanclip.app.images.time.time", lambda: later)
+    assert give(str(MAX_WAITING)) == 200
+    assert list(uploads.iterdir()) == []
 
 
 def test_other_routes_are_closed():
@@ -422,10 +440,13 @@ def test_other_routes_are_closed():
 def test_other_websites_and_other_names_for_this_computer_are_refused():
     assert visit("/", [("host", "attacker.example:7860")])[0] == 403
     assert visit("/", [])[0] == 403
-    assert visit("/", [("host", "my-computer:7860")], local=False)[0] == 200  # it was opened to others on purpose
+    for host in ("my-computer:7860", "192.168.0.7:7860", f"{socket.gethostname()}:7860", "localhost"):
+        assert visit("/", [("host", host)], "my-computer")[0] == 200  # it was opened to others on purpose
+    for host in ("attacker.example", "my-computer.attacker.example", ""):
+        assert visit("/", [("host", host)], "0.0.0.0")[0] == 403
     for origin in ("http://attacker.example", "null", "http://127.0.0.1:9999"):
         assert visit("/gradio_api/upload", [HERE, ("origin", origin)])[0] == 403
-        assert visit("/gradio_api/upload", [HERE, ("origin", origin)], local=False)[0] == 403
+        assert visit("/gradio_api/upload", [HERE, ("origin", origin)], "0.0.0.0")[0] == 403
 
 
 def test_an_event_can_name_nothing_but_uploads(tmp_path):

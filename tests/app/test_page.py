@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ WAIT = 120_000  # milliseconds: a busy machine is no failure
 
 
 @pytest.fixture(scope="module")
-def served(fitted, learned, unseen, tmp_path_factory):
+def served(fitted, learned, unseen, pool, tmp_path_factory):
     """A running page: its address, the adapter's folder, and where its temporary files are."""
     place = tmp_path_factory.mktemp("served")
     adapter, temporary = place / "shapes.adapter", place / "tmp"
@@ -30,7 +32,7 @@ def served(fitted, learned, unseen, tmp_path_factory):
     adapter.mkdir()
     for file in fitted.iterdir():
         (adapter / file.name).write_bytes(file.read_bytes())
-    words = ["app", adapter, "--images", learned, "--test", unseen, "--port", "0"]
+    words = ["app", adapter, "--images", learned, "--test", unseen, "--pool", pool, "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "kalmanclip", *map(str, words)],
         env=os.environ | {"TMPDIR": str(temporary)},
@@ -94,7 +96,7 @@ def pictures(tmp_path):
     """By name: a shape, something else, and what is no picture."""
     rows = np.random.default_rng(3).integers(0, 255, (64, 1, 3), dtype=np.uint8)
     shape_picture("circle", 900).save(tmp_path / "circle.png")
-    for n in range(3):
+    for n in range(9):
         Image.fromarray(np.roll(np.repeat(rows, 64, axis=1), 5 * n, axis=0)).save(tmp_path / f"stripes{n}.png")
     (tmp_path / "text.png").write_text("hello")
     return tmp_path
@@ -167,7 +169,9 @@ def test_with_the_keyboard_alone(page, pictures):
     chooser.value.set_files(pictures / "circle.png")
     answer(page, "circle.png")
     page.get_by_role("tab", name="Look").focus()
-    page.keyboard.press("Tab")
+    for name in ("Label", "Adapter"):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent").strip() == name
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Teach it").wait_for()
     page.get_by_role("heading", name="What it holds").wait_for()
@@ -195,20 +199,21 @@ def test_a_new_class_is_taught_known_saved_and_undone(page, pictures, served):
 
     page.locator("#kc-learn").click()
     lesson.get_by_text("Choose at least one picture").wait_for()
-    page.locator("#kc-pictures input[type=file]").set_input_files([pictures / f"stripes{n}.png" for n in (0, 1)])
-    page.get_by_text("stripes1").wait_for()
+    taught = [pictures / f"stripes{n}.png" for n in range(9) if n != 4]
+    page.locator("#kc-pictures input[type=file]").set_input_files(taught)
+    page.get_by_text("stripes7").wait_for()
     page.get_by_label("Class").fill("zebra ${1 + 1} <i>skin</i>")
     page.keyboard.press("Enter")
     page.locator("#kc-learn").click()
-    lesson.get_by_text("Learned 2 pictures of zebra ${1 + 1} <i>skin</i>.").wait_for()  # as it was typed
+    lesson.get_by_text("Learned 8 pictures of zebra ${1 + 1} <i>skin</i>.").wait_for()  # as it was typed
     about.get_by_text("zebra ${1 + 1} <i>skin</i>").wait_for()
-    assert "2 pictures" in about.inner_text()
+    assert "8 pictures" in about.inner_text()
     assert (adapter / "adapter.json").read_bytes() == before
     assert uploads(temporary) == []
 
     page.get_by_role("tab", name="Look").click()
-    give(page, pictures / "stripes2.png")
-    assert "zebra" in answer(page, "stripes2.png").locator(".kc-verdict").inner_text()
+    give(page, pictures / "stripes4.png")
+    assert "zebra" in answer(page, "stripes4.png").locator(".kc-verdict").inner_text()
 
     page.get_by_role("tab", name="Adapter").click()
     page.locator("#kc-back").click()
@@ -217,6 +222,21 @@ def test_a_new_class_is_taught_known_saved_and_undone(page, pictures, served):
     page.locator("#kc-save").click()
     lesson.get_by_text("Saved.").wait_for()
     assert json.loads((adapter / "adapter.json").read_text())["class_names"] == ["circle", "square", "triangle"]
+
+
+def test_a_click_labels_a_picture(page):
+    page.get_by_role("tab", name="Label").click()
+    expected = page.locator("#kc-expected")
+    expected.get_by_text("Of 6 pictures without a label").wait_for()
+    picture = page.get_by_alt_text("Picture to label")
+    first = picture.get_attribute("alt")
+    page.locator("#kc-likely").get_by_label("circle").check()
+    page.locator("#kc-labelled").get_by_text("Learned 1 picture of circle.").wait_for()
+    expected.get_by_text("Of 5 pictures without a label").wait_for()
+    assert picture.get_attribute("alt") != first
+    page.get_by_role("tab", name="Adapter").click()
+    page.locator("#kc-back").click()
+    page.locator("#kc-lesson").get_by_text("Undone").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -304,3 +324,81 @@ def test_a_request_that_names_a_file_does_not_get_it_read(served, learned):
         assert ask(address, "/gradio_api/queue/join", "POST", body) == (403, "That is not an upload.")
     assert victim.exists()
     assert uploads(temporary) == []
+
+
+def send(address, content, name="a.png"):
+    """Upload a file; return its entry in an event."""
+    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    form = "multipart/form-data; boundary=x"
+    status, text = ask(address, "/gradio_api/upload", "POST", head + content + b"\r\n--x--\r\n", Content_Type=form)
+    assert status == 200, text
+    return {"path": json.loads(text)[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+
+
+def look_at(address, entry, session):
+    """The answer about an upload, or about nothing."""
+    config = json.loads(ask(address, "/config")[1])
+    look = next(f["id"] for f in config["dependencies"] if any("upload" in target for target in f["targets"]))
+    body = {"data": [entry], "fn_index": look, "session_hash": session}
+    assert ask(address, "/gradio_api/queue/join", "POST", body)[0] == 200
+    events = ask(address, f"/gradio_api/queue/data?session_hash={session}")[1]
+    last = [json.loads(line[6:]) for line in events.splitlines() if '"process_completed"' in line][-1]
+    assert last["success"], last
+    return last["output"]["data"][0]
+
+
+def test_clients_with_the_same_picture_do_not_disturb_each_other(served, pictures):
+    address, _, temporary = served
+    content = (pictures / "circle.png").read_bytes()
+    entries = [send(address, content) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(look_at, [address] * 8, entries, [f"same{n}" for n in range(8)]))
+    assert all("kc-answer" in text for text in said)
+    assert uploads(temporary) == []
+
+
+def test_an_event_without_a_picture_is_no_error(served):
+    assert look_at(served[0], None, "nothing") == ""
+
+
+START = """import sys, time
+from kalmanclip.app import server
+with server._ending_in_order(), server._private_folder() as folder:
+    (folder / "upload.png").write_text("private")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_uploads_do_not_outlive_the_page(tmp_path):
+    """Not with SIGHUP; after kill -9, they are gone when the next page starts; one that runs keeps its own."""
+    started = []
+
+    def start():
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+        )
+        started.append(process)
+        return process, Path(process.stdout.readline().strip())
+
+    def end(process, number):
+        process.send_signal(number)
+        process.wait(PATIENCE)
+
+    try:
+        (one, kept), (two, killed) = start(), start()
+        assert kept.stat().st_mode & 0o77 == 0
+        end(two, signal.SIGKILL)
+        assert (killed / "upload.png").exists()
+        three, _ = start()
+        assert not killed.exists()
+        assert (kept / "upload.png").exists()
+        end(one, signal.SIGHUP)
+        end(three, signal.SIGTERM)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()

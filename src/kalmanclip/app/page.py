@@ -1,4 +1,4 @@
-"""The page: two tabs over one adapter."""
+"""The page: tabs over one adapter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import gradio as gr
 
 from kalmanclip.app import render
-from kalmanclip.app.images import take_uploads
-from kalmanclip.app.service import AdapterService
+from kalmanclip.app.images import STALE, take_uploads
+from kalmanclip.app.service import LIKELY, AdapterService, Question
 from kalmanclip.errors import KalmanClipError
-
-_STALE = 1800  # seconds after which an upload that nothing was done with is deleted
 
 # Events are for this page alone. Values come as the browser sent them, for `take_uploads`: Gradio's own preparation
 # would leave an empty file beside each upload.
@@ -37,11 +35,14 @@ document.addEventListener("paste", (event) => {
 
 def build(service: AdapterService, uploads: Path) -> gr.Blocks:
     """Return the page over an adapter; only what Gradio puts into the folder ``uploads`` is ever read."""
-    with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(_STALE, _STALE)) as page:
+    with gr.Blocks(title="kalmanclip", analytics_enabled=False, delete_cache=(STALE, STALE)) as page:
         gr.HTML(render.title(service.about().folder))
         with gr.Tabs():
             with gr.Tab("Look"):
                 _look(service, uploads)
+            if service.asks:
+                with gr.Tab("Label") as tab:
+                    _label(service, tab, page)
             with gr.Tab("Adapter") as tab:
                 _adapter(service, uploads, tab, page)
     return page
@@ -66,12 +67,68 @@ def _look(service: AdapterService, uploads: Path) -> None:
 
     def look(payload: Any) -> tuple[str, None]:
         try:
-            image = take_uploads(payload, uploads)[0]
-            return render.answer_html(service.look(image), image), None
+            images = take_uploads(payload, uploads)
+            return "".join(render.answer_html(service.look(image), image) for image in images[:1]), None
         except KalmanClipError as error:
             return render.problem(str(error)), None
 
     picture.upload(look, picture, [said, picture], **_EVENT)
+
+
+def _label(service: AdapterService, tab: gr.Tab, page: gr.Blocks) -> None:
+    with gr.Row(elem_classes="kc-columns"):
+        with gr.Column(scale=3, min_width=280):
+            asked = gr.HTML(elem_id="kc-asked")
+        with gr.Column(scale=2, min_width=280):
+            likely = gr.Radio([], label="What does it show?", elem_id="kc-likely")
+            others = gr.Dropdown([], label="Another class", elem_id="kc-others", visible=False)
+            banner = gr.HTML(elem_id="kc-labelled")
+            gr.HTML(
+                '<p class="kc-note">A click teaches it at once, in memory. New classes, Save and Undo are on the tab '
+                "Adapter.</p>"
+            )
+
+    def now() -> tuple[Any, ...]:
+        try:
+            labelling = service.ask()
+        except KalmanClipError as error:  # a picture that cannot be read
+            return render.problem(str(error)), gr.update(choices=[], value=None), gr.update(visible=False)
+        first, rest = _answers(labelling.question)
+        return (
+            render.labelling_html(labelling),
+            gr.update(choices=first, value=None),
+            gr.update(choices=rest, value=None, visible=bool(rest)),
+        )
+
+    def label(chosen: Any) -> tuple[Any, ...]:
+        position, _, name = str(chosen or "").partition(" ")
+        said = ""
+        try:
+            if name:
+                said = render.update_html(service.label(_number(position), name))
+            elif position:
+                service.pass_over(_number(position))
+        except KalmanClipError as error:
+            said = render.problem(str(error))
+        return said, *now()
+
+    state = [asked, likely, others]
+    likely.input(label, likely, [banner, *state], **_EVENT)
+    others.input(label, others, [banner, *state], **_EVENT)
+    page.load(now, None, state, **_EVENT)
+    tab.select(now, None, state, **_EVENT)  # others may have labelled meanwhile
+
+
+def _answers(question: Question | None) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return answers to click on and those in a list: what is shown, and the value, which says about which picture."""
+    if question is None:
+        return [], []
+    answers = [(name, f"{question.position} {name}") for name, _ in question.classes]
+    return [*answers[:LIKELY], ("none of these, or unsure: pass over", str(question.position))], answers[LIKELY:]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else -1
 
 
 def _adapter(service: AdapterService, uploads: Path, tab: gr.Tab, page: gr.Blocks) -> None:

@@ -12,10 +12,20 @@ from html import escape
 from pathlib import Path
 
 from kalmanclip.app.images import MAX_BYTES, MAX_PIXELS, Upload, preview
-from kalmanclip.app.service import COVERAGE, RANGE, About, Answer, Choice, Measured, Neighbour, Update
-from kalmanclip.prediction import FALSE_ALARMS
+from kalmanclip.app.service import (
+    COVERAGE,
+    RANGE,
+    SIDE,
+    About,
+    Answer,
+    Choice,
+    Labelling,
+    Measured,
+    Neighbour,
+    Update,
+)
+from kalmanclip.prediction import FALSE_ALARMS, NONE_OF_THESE
 
-_SIDE = 480  # pixels of the preview of what was uploaded
 _MANY = 60  # classes listed at once; the others unfold
 
 NOTHING_YET = '<p class="kc-hint">Choose a picture, and what it shows will be said here.</p>'
@@ -36,8 +46,9 @@ def problem(message: str) -> str:
 def answer_html(answer: Answer, image: Upload) -> str:
     """Return the answer about a picture, with the picture."""
     best = answer.choices[0]
-    shown = f'<img class="kc-shown" src="{preview(image.image, _SIDE)}" alt="Your picture: {_text(image.name)}">'
-    verdict = f'<p class="kc-verdict"><strong>{_text(best.name)}</strong> <span>{_percent(best.probability)}</span></p>'
+    shown = f'<img class="kc-shown" src="{preview(image.image, SIDE)}" alt="Your picture: {_text(image.name)}">'
+    name, share = (NONE_OF_THESE, "") if answer.unknown else (best.name, _percent(best.probability))
+    verdict = f'<p class="kc-verdict"><strong>{_text(name)}</strong> <span>{share}</span></p>'
     return f"""<section class="kc-answer" aria-label="Answer">
 {_unknown(answer)}
 <div class="kc-top">{shown}<div>{verdict}{_among(answer)}{_left_open(answer)}</div></div>
@@ -117,9 +128,25 @@ def done(message: str) -> str:
     return f'<div class="kc-banner kc-good" role="status">{_text(message)}</div>'
 
 
+def labelling_html(labelling: Labelling) -> str:
+    """Return the picture whose label is asked for, those that come next, and what accuracy is to be expected."""
+    expected = f"""<p class="kc-soft" id="kc-expected">Of {_pictures(labelling.unlabelled)} without a label it expects
+to tell <strong>{_percent(labelling.expected)}</strong> right.</p>"""
+    question = labelling.question
+    if question is None:
+        return f'<p class="kc-hint">There is nothing left to ask about.</p>{expected}'
+    guess, p = question.classes[0]
+    shown = f'<img class="kc-shown" src="{question.picture}" alt="Picture to label: {_text(question.name)}">'
+    coming = "".join(f'<li><img src="{picture}" alt=""></li>' for picture in labelling.coming)
+    rest = f'<h3>Next</h3><ul class="kc-near">{coming}</ul>' if coming else ""
+    return f"""<section class="kc-answer" aria-label="Picture to label">
+<div class="kc-top">{shown}<div><p class="kc-soft">{_text(question.name)}</p>
+<p>Its guess: <strong>{_text(guess)}</strong>, {_percent(p)}.</p>{expected}</div></div>{rest}</section>"""
+
+
 def about_html(about: About) -> str:
     """Return what the adapter is: classes, pictures, options."""
-    calibrated = "not calibrated; fit with --calibrate. "
+    calibrated = "not calibrated; fit with two or more pictures of each class, or --calibrate. "
     calibrated += "Learning here takes a calibration away: it was about another belief."
     if about.calibration:
         calibrated = f"calibrated on {_pictures(about.calibration)}"

@@ -12,13 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from kalmanclip.adapter import read_description
-from kalmanclip.app.images import MAX_PICTURES, Gallery, Upload
-from kalmanclip.data import LabelledImages, class_name_from_folder
+from kalmanclip.app.images import (
+    MAX_PICTURES,
+    MAX_PIXELS,
+    PREVIEW_SIDE,
+    Gallery,
+    ReceivedPicture,
+    Upload,
+    preview,
+)
+from kalmanclip.data import ImageSource, LabelledImages, class_name_from_folder
+from kalmanclip.data.images import LazyImage, image_identity, load_image
 from kalmanclip.data.labelled import name_key
 from kalmanclip.errors import AdapterError, ConfigError, DataError
 from kalmanclip.estimator import KalmanCLIP
+from kalmanclip.files import lock_folder
 from kalmanclip.metrics import ReliabilityBin, expected_calibration_error, reliability_table
 from kalmanclip.prediction import LogitGaussian, Prediction
 from kalmanclip.prediction.conformal import images_needed
@@ -28,6 +39,9 @@ NEIGHBOURS = 6  # training pictures that are shown
 RANGE = 0.9  # share of the belief in which a probability stays within its range
 COVERAGE = 0.9  # probability with which the set of classes holds the right one
 MAX_NAME = 80  # characters of a class name: longer ones do not fit into a prompt
+LIKELY = 12  # classes to click on; the others are in a list
+COMING = 6  # pictures whose labels will be asked for next that are shown
+SIDE = 480  # pixels of the preview of a picture that something is said about
 _DRAWS = 512
 
 
@@ -121,6 +135,44 @@ class About:
     read_only: bool
 
 
+class ChangedMeanwhileError(AdapterError):
+    """Saving would undo what somebody else has saved."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A picture whose label is asked for.
+
+    Attributes:
+        position: in the pool.
+        name: of the file.
+        picture: its pixels, as an address.
+        classes: all of them with their probabilities, the most probable first.
+    """
+
+    position: int
+    name: str
+    picture: str
+    classes: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How far labelling has come.
+
+    Attributes:
+        question: None: every picture has a label, or was passed over.
+        coming: previews of the pictures after it.
+        unlabelled: pictures of the pool without a label.
+        expected: the share of them that the adapter expects to tell right, in 0..1.
+    """
+
+    question: Question | None
+    coming: tuple[str, ...]
+    unlabelled: int
+    expected: float
+
+
 class AdapterService:
     """One adapter, and one lock around its belief.
 
@@ -130,6 +182,7 @@ class AdapterService:
         gallery: previews of the training pictures.
         test: labelled pictures to measure on, of the adapter's classes; None: nothing is measured.
         read_only: whether `save` refuses.
+        pool: pictures without labels to ask about; None: nobody is asked.
     """
 
     def __init__(
@@ -139,17 +192,53 @@ class AdapterService:
         gallery: Gallery | None = None,
         test: LabelledImages | None = None,
         read_only: bool = False,
+        pool: Sequence[Path] | None = None,
     ) -> None:
         self._classifier, self._folder, self._gallery = classifier, folder, gallery or Gallery()
         self._test, self._read_only = test, read_only
-        self._lock = threading.Lock()
+        self._pool = None if pool is None else classifier.read_pool(pool)
+        self._passed_over: set[int] = set()
+        self._lock = threading.RLock()
         self._saved, self._unsaved = _state_on_disk(folder), 0
         self._measured = self._measured_saved = self._measure()
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes as they are now; nobody is waited for."""
+        return self._classifier.class_names_
 
     def look(self, image: Upload) -> Answer:
         """Return what is said about a picture."""
         with self._lock:
             return answer(self._classifier, image, self._gallery)
+
+    def predict(self, images: Sequence[LazyImage], uncertainty: bool = False) -> Prediction:
+        """Return the prediction of pictures, averaged over the belief if ``uncertainty`` is asked for."""
+        with self._lock:
+            return self._classifier.predict_full(images, how="linearised" if uncertainty else "mean")
+
+    def learn_and_save(self, images: Sequence[ReceivedPicture], class_name: str) -> Update:
+        """Learn and save in one step: what cannot be saved is not learned either.
+
+        Pictures are decoded when it is their turn: those of many lessons at once would not fit in memory.
+
+        Raises:
+            ChangedMeanwhileError: somebody else has saved the adapter; it is loaded as they left it.
+        """
+        with self._lock:
+            update = self.learn([image.read() for image in images], class_name)
+            try:
+                self.save()
+            except ChangedMeanwhileError as error:
+                self.go_back()
+                raise ChangedMeanwhileError(
+                    "The adapter on disk was changed by somebody else, and is loaded now as they left it. Nothing was "
+                    "learned: send the pictures again."
+                ) from error
+            except BaseException:
+                self.go_back()
+                raise
+            return update
 
     def learn(self, images: Sequence[Upload], class_name: str) -> Update:
         """Go on learning, in memory; a class that is not known is added."""
@@ -159,27 +248,82 @@ class AdapterService:
             raise DataError(f"{len(images)} pictures are too many at once; give at most {MAX_PICTURES}.")
         name = _class_name(class_name)
         with self._lock:
-            classes = {name_key(known): known for known in self._classifier.class_names_}
-            new = name_key(name) not in classes
-            name = classes.get(name_key(name), name)
-            named = [Upload(image.image, f"{name}/{image.name}") for image in images]
-            before, measured = self._recognised(named, name), self._measured
-            self._classifier.partial_fit(named, [name] * len(named))
-            self._unsaved += len(named)
-            if training := self._classifier.training_images_:
-                for position, image in enumerate(named, start=len(training[0]) - len(named)):
-                    self._gallery.add(position, image.name, image.image)  # their files are gone
-            self._measured = self._measure()
-            both = None if measured is None or self._measured is None else (measured, self._measured)
-            return Update(name, len(named), before, self._recognised(named, name), new, both)
+            name, new = self._class_named(name)
+            return self._learn([Upload(image.image, f"{name}/{image.name}") for image in images], name, new)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are pictures without labels to ask about."""
+        return self._pool is not None
+
+    def ask(self) -> Labelling:
+        """Return the picture whose label would tell most, and what it is expected to be good for."""
+        with self._lock:
+            if self._pool is None:
+                raise ConfigError("There are no pictures to label: start the page with --pool FOLDER.")
+            count = 1 + COMING + len(self._passed_over)
+            found = self._classifier.suggest(self._pool, count)
+            there = [i for i in found.positions if i not in self._passed_over]
+            question = None
+            if there:
+                p = found.probabilities[there[0]]
+                order, names = p.argsort(descending=True).tolist(), self._classifier.class_names_
+                classes = tuple((names[c], float(p[c])) for c in order)
+                picture = preview(self._picture(there[0], SIDE), SIDE)
+                question = Question(there[0], image_identity(self._pool.sources[there[0]]), picture, classes)
+            coming = tuple(preview(self._picture(i, PREVIEW_SIDE), PREVIEW_SIDE) for i in there[1 : 1 + COMING])
+            return Labelling(question, coming, int(found.unlabelled.sum()), found.expected_accuracy)
+
+    def label(self, position: int, class_name: str) -> Update:
+        """Learn one picture of the pool, in memory."""
+        name = _class_name(class_name)
+        with self._lock:
+            source = self._asked(position)
+            training = self._classifier.training_images_
+            if training and image_identity(source) in training.names:
+                raise DataError("Somebody else has labelled that picture in the meantime. Go on with the next.")
+            return self._learn([source], *self._class_named(name))
+
+    def pass_over(self, position: int) -> None:
+        """Do not ask about a picture of the pool again."""
+        with self._lock:
+            self._asked(position)
+            self._passed_over.add(position)
+
+    def _asked(self, position: int) -> ImageSource:
+        if self._pool is None or not 0 <= position < len(self._pool.sources):
+            raise DataError("That picture is not among those to label.")
+        return self._pool.sources[position]
+
+    def _picture(self, position: int, side: int) -> Image.Image:
+        return load_image(self._asked(position), side, MAX_PIXELS)
+
+    def _class_named(self, name: str) -> tuple[str, bool]:
+        """Return a class name as the adapter writes it, and whether it is new."""
+        classes = {name_key(known): known for known in self._classifier.class_names_}
+        return classes.get(name_key(name), name), name_key(name) not in classes
+
+    def _learn(self, images: Sequence[ImageSource], name: str, new: bool) -> Update:
+        """Go on learning from pictures of one class."""
+        before, measured = self._recognised(images, name), self._measured
+        self._classifier.partial_fit(images, [name] * len(images))
+        self._unsaved += len(images)
+        if training := self._classifier.training_images_:
+            for position, image in enumerate(images, start=len(training[0]) - len(images)):
+                # uploads: their files are gone
+                pixels = load_image(image, PREVIEW_SIDE, MAX_PIXELS)
+                self._gallery.add(position, training.names[position], pixels)
+        self._measured = self._measure()
+        both = None if measured is None or self._measured is None else (measured, self._measured)
+        return Update(name, len(images), before, self._recognised(images, name), new, both)
 
     def save(self) -> None:
         """Write the adapter to the folder it came from, unless somebody else has changed it since it was loaded."""
         if self._read_only:
-            raise ConfigError("The page was started with --read-only: nothing can be saved.")
-        with self._lock:
+            raise ConfigError("This was started with --read-only: nothing can be saved.")
+        with self._lock, lock_folder(self._folder, AdapterError):
             if _state_on_disk(self._folder) != self._saved:
-                raise AdapterError(
+                raise ChangedMeanwhileError(
                     "The adapter on disk was changed by somebody else in the meantime, and saving would undo that. "
                     "Start the page again, or go back to the saved adapter and teach it again."
                 )
@@ -217,7 +361,7 @@ class AdapterService:
                 read_only=self._read_only,
             )
 
-    def _recognised(self, images: Sequence[Upload], class_name: str) -> int:
+    def _recognised(self, images: Sequence[ImageSource], class_name: str) -> int:
         names = self._classifier.class_names_
         return sum(names[best] == class_name for best in self._classifier.predict_proba(images).argmax(axis=1))
 
