@@ -124,8 +124,14 @@ def test_a_report_needs_the_results_only(undisturbed, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in undisturbed.iterdir()}
     with (undisturbed / "table.csv").open() as one, (tmp_path / "table.csv").open() as other:
         assert sorted(one) == sorted(other)
-    call("--report-only", "-o", tmp_path, "--methods", "gda", "--shots", "2", "--data", "split", "--model", "tiny")
-    with (tmp_path / "table.csv").open() as stream:
+    some = ("--methods", "gda", "--shots", "2", "--data", "split", "--model", "tiny")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    output = call("--report-only", "-o", tmp_path, *some).output
+    assert "gda" in output
+    assert "10 more runs and stays as it is" in output
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    call("--report-only", "--also", tmp_path, "-o", tmp_path / "some", *some)
+    with (tmp_path / "some" / "table.csv").open() as stream:
         assert [(row["method"], row["shots"], row["seeds"]) for row in csv.DictReader(stream)] == [("gda", "2", "2")]
     assert "no such results" in call("--report-only", "-o", tmp_path, "--methods", "coop", code=3).output
     assert "no folder" in call("--report-only", "-o", tmp_path / "nowhere", code=3).output

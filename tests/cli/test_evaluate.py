@@ -10,6 +10,7 @@ from PIL import Image
 from tests.cli import invoke
 
 from kalmanclip import KalmanCLIP
+from kalmanclip.data import read_folder
 from kalmanclip.metrics import (
     BINS,
     brier_score,
@@ -78,9 +79,11 @@ def test_unknown_images_are_told_apart(adapter, shapes, noise):
     assert second["auroc"] == pytest.approx(0.5)
     assert 0 <= first["mcm_auroc"] <= 1
     assert first["flagged"] == pytest.approx(clf.is_ood(noise, 0.2).mean())
-    assert result["false_alarms"] == {"asked_for": 0.2, "found": pytest.approx(clf.is_ood(shapes, 0.2).mean())}
+    found = clf.is_ood(shapes, 0.2).mean()
+    interval = list(clf.ood_calibration(0.2).interval)
+    assert result["false_alarms"] == {"asked_for": 0.2, "interval": interval, "found": pytest.approx(found)}
     text = call(*words).stdout
-    for part in ("false alarms", "AUROC", "FPR95", "flagged", "MCM", "noise"):
+    for part in ("false alarms", "expected", "AUROC", "FPR95", "flagged", "MCM", "noise"):
         assert part in text
 
 
@@ -110,6 +113,7 @@ def test_corruptions_are_measured_beside_the_images_as_they_are(adapter, some):
     rows = result["sets"]
     assert [row["corruption"] for row in rows] == [None, "contrast:5", "contrast:4", "brightness:1"]
     assert len({row["nll"] for row in rows}) == 4
+    assert [row["trained_on"] for row in rows] == [10] * 4  # a corrupted picture was seen, too
     (mean,) = result["corruption_means"]
     assert mean["corruptions"] == 3
     assert mean["nll"] == pytest.approx(np.mean([row["nll"] for row in rows[1:]]))
@@ -150,3 +154,33 @@ def test_images_of_other_classes_are_refused(adapter, some, tmp_path):
     folder = shutil.copytree(some, tmp_path / "other")
     (folder / "square").rename(folder / "cow")
     assert "'cow' is none of the known classes" in call(adapter, folder, code=3).output
+
+
+def test_images_that_were_trained_on_are_told_and_left_out(tiny, shapes, tmp_path):
+    """Whatever they are called."""
+    clf = KalmanCLIP(tiny, options={"crops": 0}).fit(read_folder(shapes).subset([0, 1, 2, 5, 6, 10, 11]))
+    clf.save(tmp_path / "a")
+    mixed = tmp_path / "mixed"
+    for name in ("circle", "square", "triangle"):
+        (mixed / name).mkdir(parents=True)
+        for number in range(1, 5):
+            shutil.copy(shapes / name / f"{number}.png", mixed / name / f"renamed{number}.png")
+    found = call(tmp_path / "a", mixed, "--json")
+    assert "mixed: 4 of 12 pictures were trained on: the accuracy below is too good" in found.stderr
+    whole = json.loads(found.stdout)
+    assert (whole["images"], whole["trained_on"]) == (12, 4)
+    left = call(tmp_path / "a", mixed, "--json", "--new-only")
+    assert "4 of 12 pictures were trained on, and are left out" in left.stderr
+    new = json.loads(left.stdout)
+    assert (new["images"], new["trained_on"]) == (8, 0)
+    for name in ("circle", "square", "triangle"):
+        for number in (1, 2) if name == "circle" else (1,):
+            (mixed / name / f"renamed{number}.png").unlink()
+    again = call(tmp_path / "a", mixed, "--json")
+    assert "trained on" not in again.stderr
+    assert json.loads(again.stdout) == new
+    (circles := tmp_path / "known" / "circle").mkdir(parents=True)
+    shutil.copy(shapes / "circle" / "0.png", circles)
+    assert (
+        "All 1 pictures of known were trained on" in call(tmp_path / "a", circles.parent, "--new-only", code=3).output
+    )

@@ -9,7 +9,7 @@ import pytest
 from tests.cli import invoke
 from tests.experiments.conftest import make_record
 
-from kalmanclip.experiments.spec import Contamination
+from kalmanclip.experiments.spec import Contamination, address_of
 from kalmanclip.experiments.store import read_jsonl, write_jsonl
 
 RECORDS = [make_record(0.5 + s / 10, method=m, seed=s) for m in ("kalman", "gda") for s in (1, 2)]
@@ -51,7 +51,7 @@ def lines_of(output):
 
 
 def test_list_has_a_line_per_run(store):
-    output = call("list", store).output
+    output = call("list", store, "--all").output
     assert lines_of(output) == [
         ["kalman", "pets", "4", "1", "60.0", "%", "0.500", "10.0", "%", "2.0", "done"],
         ["kalman", "pets", "4", "2", "70.0", "%", "0.500", "10.0", "%", "2.0", "done"],
@@ -60,6 +60,10 @@ def test_list_has_a_line_per_run(store):
         ["coop", "pets", "4", "1", "-", "-", "-", "-", "failed:", "no", "memory"],
     ]
     assert "5 runs, 4 done, 1 failed. Backbones: tiny. Code: 0 (s)." in output
+    few = call("list", store).output
+    assert lines_of(few)[0] == ["kalman", "pets", "4", "1", "60.0", "%", "0.500", "done"]
+    assert lines_of(few)[-1] == ["coop", "pets", "4", "1", "-", "-", "failed"]
+    assert "1 failed (--all says why)" in few
 
 
 def test_list_shows_what_differs_between_runs(store):
@@ -96,6 +100,27 @@ def test_damaged_files_are_named(store):
     assert json.loads(call("list", store, "--json").stdout)["damaged"] == [f"{'0' * 64}.json"]
     assert "damaged" in call("export", store).stderr
     assert "damaged" in call("diff", store, store).stderr
+
+
+DAMAGE = [
+    lambda record: record | {"seconds": {"fit": "long"}},
+    lambda record: record | {"metrics": {"accuracy": 0.5, "nll": []}},
+    lambda record: record | {"code": 7},
+    lambda record: record | {"run": record["run"] | {"contamination": "some"}},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_damaged_record_blocks_nothing(store, other, damage):
+    damaged = damage(RECORDS[0])
+    (store / f"{address_of(damaged['run'])}.json").write_text(json.dumps(damaged))
+    left = 5 if damaged["run"] != RECORDS[0]["run"] else 4
+    result = call("list", store)
+    assert len(lines_of(result.stdout)) == left
+    assert "1 records are damaged" in result.stderr
+    assert "1 records are damaged" in call("export", store).stderr
+    assert "1 records are damaged" in call("diff", store, other, code=0 if left == 5 else 1).stderr
+    assert "1 records are damaged" in invoke.call("compare", "--report-only", "-o", store).stderr
 
 
 def test_export_by_ending(store, tmp_path):

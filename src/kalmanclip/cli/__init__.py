@@ -11,6 +11,7 @@ import typer
 
 import kalmanclip
 from kalmanclip.cli import (
+    check,
     compare,
     data,
     demo,
@@ -24,8 +25,13 @@ from kalmanclip.cli import (
     predict,
     results,
     retrieve,
+    serve,
+    sort,
+    suggest,
+    update,
 )
 from kalmanclip.cli.command import register, set_debug
+from kalmanclip.cli.console import show_anything
 
 app = typer.Typer(
     name="kalmanclip",
@@ -38,7 +44,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # `register` turns errors into one line; --debug shows Python's own traceback
 )
 
@@ -58,18 +63,25 @@ def _everywhere(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
+    show_anything()
     set_debug(debug)
 
 
 register(app, demo.demo, demo.EXAMPLES)
+register(app, check.check, check.EXAMPLES)
 register(app, fit.fit, fit.EXAMPLES)
+register(app, update.update, update.UPDATE)
+register(app, update.calibrate, update.CALIBRATE)
 register(app, predict.predict, predict.EXAMPLES)
+register(app, sort.sort, sort.EXAMPLES)
+register(app, suggest.suggest, suggest.EXAMPLES)
 register(app, evaluate.evaluate, evaluate.EXAMPLES)
 register(app, retrieve.retrieve, retrieve.EXAMPLES)
 register(app, compare.compare, compare.EXAMPLES)
 register(app, paper.paper, paper.EXAMPLES)
 register(app, fuse.fuse, fuse.EXAMPLES)
 register(app, page.app, page.EXAMPLES)
+register(app, serve.serve, serve.EXAMPLES)
 register(app, export.export, export.EXAMPLES)
 register(app, info.info, info.EXAMPLES)
 app.add_typer(data.app)
@@ -78,4 +90,5 @@ app.add_typer(results.app)
 
 def main() -> None:
     """Run the console script ``kalmanclip``."""
+    show_anything()
     app()

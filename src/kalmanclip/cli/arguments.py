@@ -14,7 +14,7 @@ import typer
 
 from kalmanclip.cli.console import waiting
 from kalmanclip.errors import AdapterError, ConfigError, ImageError
-from kalmanclip.files import read_json
+from kalmanclip.files import LOCK, read_options
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
@@ -58,11 +58,8 @@ def check_device(device: str | None, precision: str | None = None) -> None:
 
 
 def options_file(path: Path | None) -> dict[str, Any]:
-    """Return the options by method of a JSON file; nothing without one."""
-    options = {} if path is None else read_json(path, ConfigError)
-    if not isinstance(options, dict):
-        raise ConfigError(f"{path} must hold options by method, such as {{'kalman': {{'preset': 'paper'}}}}.")
-    return options
+    """Return the options by method of a JSON or YAML file; nothing without one."""
+    return {} if path is None else read_options(path, ConfigError)
 
 
 @contextmanager
@@ -80,8 +77,9 @@ def writable_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if new:
-            with suppress(OSError):  # not empty: the work succeeded
+        with suppress(OSError):  # somebody else may be faster
+            if new and {entry.name for entry in folder.iterdir()} <= {LOCK}:  # the work failed
+                (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
 
 

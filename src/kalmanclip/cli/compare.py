@@ -76,8 +76,8 @@ def compare(
     config: Annotated[
         Path | None,
         typer.Option(
-            help='A JSON file with options by method, such as {"kalman": {"preset": "paper"}}, and further rows under '
-            'labels of your own, such as {"paper": {"method": "kalman", "preset": "paper"}}.'
+            help='A JSON or YAML file with options by method, such as {"kalman": {"preset": "paper"}}, and further '
+            'rows under labels of your own, such as {"paper": {"method": "kalman", "preset": "paper"}}.'
         ),
     ] = None,
     shift: Annotated[
@@ -106,7 +106,8 @@ def compare(
         typer.Option(
             "--report-only",
             help="Run nothing: draw tables and figures of all results in the folder and in --also again, or of those "
-            "that --data (by name), --methods, --shots, --seeds and --model choose.",
+            "that --data (by name), --methods, --shots, --seeds and --model choose. A report of more runs is not "
+            "replaced: the tables are then only printed.",
         ),
     ] = False,
     precision: Precision = None,
@@ -159,18 +160,26 @@ def compare(
 
 def _draw_again(folder: Path, also: list[Path], selection: Selection) -> None:
     """Draw the report of what is in a folder and further results, without any data set or model at hand."""
-    from kalmanclip.experiments.report import write_report
+    from kalmanclip.experiments.aggregate import to_frame
+    from kalmanclip.experiments.report import report_is_fuller, write_report
     from kalmanclip.experiments.store import find_results, in_order
 
     # with further results, the folder may have none of its own yet
     own = [] if also and not (folder.is_dir() and any(folder.glob("*.json"))) else [folder]
     found = [find_results(path, selection) for path in (*also, *own)]
-    records = {record["address"]: record for chosen in found for record in chosen.records}
+    records = in_order({record["address"]: record for chosen in found for record in chosen.records}.values())
     if not records:
         raise found[-1].nothing()
     for chosen in found:
         for remark in chosen.remarks():
             note(remark)
+    if others := report_is_fuller(folder, records):
+        print_report(to_frame(records), None)
+        note(
+            f"The report in {folder} is of {others} more runs and stays as it is. For files of these alone: "
+            f"--report-only --also {folder} -o NEW, and the same options."
+        )
+        return
     with writable_folder(folder), waiting("Drawing"):
-        frame = write_report(folder, in_order(list(records.values())))
+        frame = write_report(folder, records)
     print_report(frame, folder)

@@ -11,6 +11,7 @@ import typer
 from kalmanclip.cli.arguments import Json
 from kalmanclip.cli.command import register
 from kalmanclip.cli.console import bars, command_line, facts, listing, note, say, suggest, waiting
+from kalmanclip.errors import ConfigError
 
 app = typer.Typer(
     name="data",
@@ -30,10 +31,17 @@ _INCOMPLETE = 3
 def list_(root: Root = None, as_json: Json = False) -> None:
     """List the known data sets and where they are."""
     with waiting("Looking for data sets"):
-        from kalmanclip.data.catalog import DATA_SETS, data_root
+        from kalmanclip.data.catalog import DATA_SETS, PLUGINS, data_root, find_dataset
 
-        place = data_root(root)
-        rows = [(dataset, dataset.find(place)) for dataset in DATA_SETS.values()]
+        place, known, broken = data_root(root), list(DATA_SETS.values()), []
+        for name in PLUGINS.names():
+            try:
+                known.append(find_dataset(name))
+            except ConfigError as problem:
+                broken.append(str(problem))
+        rows = [(dataset, dataset.find(place)) for dataset in known]
+    for text in broken:
+        note(text)
     if as_json:
         typer.echo(json.dumps([_row(dataset, folder) for dataset, folder in rows], indent=2))
         return

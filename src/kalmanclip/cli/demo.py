@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kalmanclip.cli.arguments import writable_folder
-from kalmanclip.cli.console import bars, command_line, facts, fit_facts, listing, percent, say, suggest, waiting
+from kalmanclip.cli.console import (
+    bars,
+    command_line,
+    expected_facts,
+    facts,
+    fit_facts,
+    listing,
+    percent,
+    say,
+    suggest,
+    waiting,
+)
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +97,7 @@ def run(out: Path, seed: int = 0, tests: int = 50) -> tuple[float, float]:
     _step(3, "Learn: a Gaussian belief about what the images add to each class's sentence")
     with bars() as progress:
         clf.fit(train, progress=progress)
-    facts(fit_facts(clf.diagnostics_))
+    facts([*fit_facts(clf.diagnostics_), *expected_facts(clf.expected_accuracy_)])
 
     _step(4, "After")
     with bars() as progress:
@@ -123,20 +134,10 @@ def _step(number: int, title: str) -> None:
 
 def _examples(clf: KalmanCLIP, test: LabelledImages, seed: int, count: int = 15) -> list[Example]:
     """Return a random handful of test images, right or wrong, with their predictions."""
-    import numpy as np
-
-    from kalmanclip.metrics import standardized_margin
-    from kalmanclip.plots import Example
+    from kalmanclip.plots import examples
 
     some = test.subset(random.Random(seed).sample(range(len(test)), min(count, len(test))))
-    found = clf.predict_full(some.sources)
-    leads = standardized_margin(found.mean.numpy(), found.std.numpy())
-    return [
-        Example(np.asarray(image), test.class_names[label], str(guess), float(p), float(ahead))
-        for image, label, guess, p, ahead in zip(
-            some.sources, some.labels, found.labels, found.confidence, leads, strict=True
-        )
-    ]
+    return examples(clf.predict_full(some.sources), some.sources, some.labels)
 
 
 def _write_folder(folder: Path, images: LabelledImages) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,7 +22,7 @@ from kalmanclip.cli.arguments import (
     split_values,
 )
 from kalmanclip.cli.console import bars, facts, listing, note, percent, say
-from kalmanclip.errors import ConfigError
+from kalmanclip.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 kalmanclip evaluate pets.adapter test/
+kalmanclip evaluate pets.adapter test/ --new-only
 kalmanclip evaluate pets.adapter test/ -o confusion.png
 kalmanclip evaluate pets.adapter test/ --pictures pictures/
 kalmanclip evaluate pets.adapter test/ --unknown holiday/,drawings/
@@ -93,6 +94,9 @@ def evaluate(
     false_alarms: Annotated[
         float, typer.Option(help="With --unknown: the share of known images that may be called unknown by mistake.")
     ] = 0.05,
+    new_only: Annotated[
+        bool, typer.Option("--new-only", help="Leave out images that the adapter was fitted to.")
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
     as_json: Json = False,
     device: Device = None,
@@ -105,7 +109,8 @@ def evaluate(
     from wrong ones (failure AUROC; 50 % is chance). With --unknown also how well unknown images are told from those
     of the set (AUROC; FPR95, the share that passes where 95 % of the known do), beside the same by the largest softmax
     of the untuned model (MCM), and how many are flagged. With --json one set is one object, several are a list under
-    "sets"; the numbers of the curves are in it.
+    "sets"; the numbers of the curves are in it. One set is also shown class by class: precision (how many of the
+    images that were taken for the class are of it), recall (how many of its images were recognised), and F1.
     """
     check_share("false-alarms", false_alarms)
     corruptions = _corruptions(corruption)
@@ -119,10 +124,10 @@ def evaluate(
     folders = {name: read_images(split_name(spec)[1]) for name, spec in named.items()}
     clf = load(adapter, device, precision)
     if folders and clf.ood_threshold() is None:
-        raise ConfigError("This adapter cannot tell unknown images: that takes the default preset and 3 images.")
-    tests = list(_tests(_by_name(data, "sets"), root, clf.class_names_, corruptions))
+        raise ConfigError("This adapter cannot tell unknown images: that takes 3 training images. Fit again.")
+    tests = list(_tests(clf, _by_name(data, "sets"), root, corruptions, new_only))
     outside = {name: _predict(clf, name, files, false_alarms) for name, files in folders.items()}
-    results = [_measure(clf, *test, outside, false_alarms) for test in tests]
+    results = [_measure(clf, test, outside, false_alarms) for test in tests]
     if as_json:
         means = _corruption_means(results)
         several = {"sets": results, **({"corruption_means": means} if means else {})}
@@ -166,20 +171,54 @@ def _by_name(specs: Sequence[str], what: str) -> dict[str, str]:
     return found
 
 
+class _Test(NamedTuple):
+    """What to measure on: a set of images, how it was corrupted, and how many of them were learned from."""
+
+    name: str
+    corruption: str | None
+    shift: Shift
+    trained_on: int
+
+
 def _tests(
-    specs: dict[str, str], root: Path | None, classes: Sequence[str], corruptions: Sequence[tuple[str, int]]
-) -> Iterator[tuple[str, str | None, Shift]]:
+    clf: KalmanCLIP,
+    specs: dict[str, str],
+    root: Path | None,
+    corruptions: Sequence[tuple[str, int]],
+    new_only: bool,
+) -> Iterator[_Test]:
     """Yield what to measure on: every set as it is, then corrupted."""
     from kalmanclip.data.catalog.imagenet import imagenet_class_names
     from kalmanclip.data.corruptions import corrupted
     from kalmanclip.data.resolve import read_shift
 
-    labels = tuple(range(1000)) if list(classes) == list(imagenet_class_names()) else None
+    classes = clf.class_names_
+    labels = tuple(range(1000)) if classes == list(imagenet_class_names()) else None
     for name, spec in specs.items():
-        shift = read_shift(spec, root, classes, labels)
-        yield name, None, shift
+        shift, trained_on = _look_for_known(clf, name, read_shift(spec, root, classes, labels), new_only)
+        yield _Test(name, None, shift, trained_on)
         for corruption, level in corruptions:
-            yield name, f"{corruption}:{level}", replace(shift, images=corrupted(shift.images, corruption, level))
+            spoilt = replace(shift, images=corrupted(shift.images, corruption, level))
+            yield _Test(name, f"{corruption}:{level}", spoilt, trained_on)
+
+
+def _look_for_known(clf: KalmanCLIP, name: str, shift: Shift, new_only: bool) -> tuple[Shift, int]:
+    """Return a set, and how many images in it were learned from; leave these out if only new ones are wanted."""
+    images = shift.images
+    known = clf.were_learned(images)
+    found, total = int(known.sum()), len(images)
+    if not found:
+        return shift, 0
+    if not new_only:
+        note(
+            f"{name}: {found} of {total} pictures were trained on: the accuracy below is too good. "
+            "Leave them out with --new-only."
+        )
+        return shift, found
+    if found == total:
+        raise DataError(f"All {total} pictures of {name} were trained on: none is left to measure on. Give others.")
+    note(f"{name}: {found} of {total} pictures were trained on, and are left out.")
+    return replace(shift, images=images.subset(i for i in range(total) if not known[i])), 0
 
 
 def _predict(clf: KalmanCLIP, name: str, sources: Sequence[Any], false_alarms: float) -> Prediction:
@@ -188,20 +227,13 @@ def _predict(clf: KalmanCLIP, name: str, sources: Sequence[Any], false_alarms: f
         return clf.predict_full(sources, how="mean", false_alarms=false_alarms, zero_shot=True, progress=progress)
 
 
-def _measure(
-    clf: KalmanCLIP,
-    name: str,
-    corruption: str | None,
-    shift: Shift,
-    outside: dict[str, Prediction],
-    false_alarms: float,
-) -> dict[str, Any]:
+def _measure(clf: KalmanCLIP, test: _Test, outside: dict[str, Prediction], false_alarms: float) -> dict[str, Any]:
     """Return the result of one set, as it is printed for JSON."""
     import numpy as np
 
     from kalmanclip import metrics
 
-    images, columns = shift.images, list(shift.columns)
+    name, corruption, images, columns = test.name, test.corruption, test.shift.images, list(test.shift.columns)
     prediction = _predict(clf, f"{name} {corruption or ''}".strip(), images.sources, false_alarms)
     assert prediction.zero_shot is not None
     tuned, untuned = (scores[:, columns] for scores in (prediction.mean, prediction.zero_shot))
@@ -217,6 +249,7 @@ def _measure(
         "name": name,
         "corruption": corruption,
         "images": len(images),
+        "trained_on": test.trained_on,
         **metrics.summarise(probabilities, labels),
         "zero_shot_accuracy": metrics.accuracy(images.labels, untuned.argmax(dim=1).numpy()),
         "ece_bins": metrics.BINS,
@@ -250,7 +283,9 @@ def _detection(clf: KalmanCLIP, known: Prediction, outside: dict[str, Prediction
         row |= {"auroc": detection_auroc(own, other), "fpr95": fpr_at_tpr(own, other)}
         row |= {"mcm_auroc": detection_auroc(own_mcm, mcm), "mcm_fpr95": fpr_at_tpr(own_mcm, mcm), "flagged": flagged}
         rows.append(row)
-    return {"unknown": rows, "false_alarms": {"asked_for": rate, "found": found}}
+    threshold = clf.ood_calibration(rate)
+    interval = None if threshold is None or threshold.interval is None else list(threshold.interval)
+    return {"unknown": rows, "false_alarms": {"asked_for": rate, "interval": interval, "found": found}}
 
 
 def _corruption_means(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -282,13 +317,21 @@ def _print_one(result: dict[str, Any]) -> None:
     ]
     if "unknown" in result:
         found, asked = (percent(result["false_alarms"][name]) for name in ("found", "asked_for"))
-        rows.append(("false alarms", f"{found} called unknown ({asked} asked for)"))
+        interval = result["false_alarms"]["interval"]
+        expected = f", {' to '.join(map(percent, interval))} expected" if interval else ""
+        rows.append(("false alarms", f"{found} called unknown ({asked} asked for{expected})"))
     facts(rows)
     _print_unknown([result])
-    table = listing("class", "images", "accuracy", "mostly taken for", right=("images", "accuracy"))
-    for row in result["classes"]:
+    _print_classes(result["classes"])
+
+
+def _print_classes(classes: Sequence[dict[str, Any]]) -> None:
+    numbers = ("images", "precision", "recall", "F1")
+    table = listing("class", *numbers, "mostly taken for", right=numbers)
+    for row in classes:
         confusion = f"{row['confused_with']} ({row['times']})" if row["times"] else ""
-        table.add_row(row["class"], str(row["images"]), percent(row["accuracy"]), confusion)
+        shares = (percent(row[name]) for name in ("precision", "recall", "f1"))
+        table.add_row(row["class"], str(row["images"]), *shares, confusion)
     say(table)
 
 

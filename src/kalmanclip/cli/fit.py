@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import tempfile
 import time
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,7 +26,9 @@ from kalmanclip.cli.arguments import (
 from kalmanclip.cli.command import INTERRUPTED
 from kalmanclip.cli.console import (
     bars,
+    calibrated_on,
     command_line,
+    expected_facts,
     facts,
     fit_facts,
     note,
@@ -36,13 +41,14 @@ from kalmanclip.cli.console import (
 )
 from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.config import flatten, to_dict
-from kalmanclip.errors import AdapterError, ConfigError, DataError
-from kalmanclip.files import read_json
+from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
+from kalmanclip.files import check_path, read_options
 
 if TYPE_CHECKING:
     from kalmanclip.data import CaptionedImages, CaptionedSplits, LabelledImages
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.methods import MethodConfig
+    from kalmanclip.prediction import Calibration
 
 EXAMPLES = """
 kalmanclip fit photos/ -o pets.adapter
@@ -92,7 +98,7 @@ class MethodOptions:
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.", rich_help_panel=_METHOD)] = None
     config: Annotated[
         Path | None,
-        typer.Option(help="A JSON file with any of the method's options; flags win.", rich_help_panel=_METHOD),
+        typer.Option(help="A JSON or YAML file with any of the method's options; flags win.", rich_help_panel=_METHOD),
     ] = None
     epochs: Annotated[int | None, typer.Option(help="Passes over the images.", rich_help_panel=_LOW_RANK)] = None
     batch_size: Annotated[int | None, typer.Option(help="Images per step.", rich_help_panel=_LOW_RANK)] = None
@@ -121,11 +127,7 @@ class MethodOptions:
 
         given: dict[str, Any] = {}
         if self.config is not None:
-            if self.config.suffix != ".json":
-                raise ConfigError(f"The options file {self.config} must be a JSON file, with a name ending in .json.")
-            given = read_json(self.config, ConfigError)
-            if not isinstance(given, dict):
-                raise ConfigError(f'The options file {self.config} must hold options by name, such as {{"seed": 3}}.')
+            given = read_options(self.config, ConfigError)
         groups = {"rank": "low_rank.rank", "placement": "low_rank.placement", "beta": "noise.beta"}
         flags = {groups.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
         flags = {name: v for name, v in flags.items() if v is not None and name not in ("preset", "config")}
@@ -160,14 +162,18 @@ def fit(
     calibrate: Annotated[
         int | None,
         typer.Option(
-            help="Learn from all but so many images of each class, and calibrate sets of classes on those (predict "
-            "--sets). More of them: finer promises, less to learn from.",
+            help="Set so many images of each class aside, and calibrate sets of classes (predict --sets) on those. "
+            "Without it they are calibrated on all images, each held out once, where the preset does that.",
             min=1,
         ),
     ] = None,
     template: Annotated[
         list[str] | None,
         typer.Option(help='A prompt such as "a photo of a {}."; give several and they are averaged.'),
+    ] = None,
+    descriptions: Annotated[
+        Path | None,
+        typer.Option(help="A text file with lines 'class name: how it looks', or JSON: further prompts of classes."),
     ] = None,
     *,
     method: MethodOptions,
@@ -200,6 +206,7 @@ def fit(
         )
 
     with waiting("Loading"):
+        from kalmanclip.data import read_descriptions
         from kalmanclip.estimator import KalmanCLIP
         from kalmanclip.methods import KalmanConfig
         from kalmanclip.retrieval import CAPTION_TEMPLATES, learnable
@@ -208,6 +215,9 @@ def fit(
     captions = source.pairs is not None
     if captions and template:
         raise ConfigError("Captions are prompts themselves: leave --template out, or put its words into them.")
+    if descriptions and (captions or before):
+        raise ConfigError("Descriptions are of classes, and from the beginning: leave --descriptions out.")
+    described = read_descriptions(descriptions) if descriptions else None
     options = method.resolve(before, captions)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
@@ -233,12 +243,13 @@ def fit(
             if before:
                 clf = KalmanCLIP.load(output, device=device, precision=precision, ranks=ranks)
             else:
-                given = {"model": model, "templates": template or (CAPTION_TEMPLATES if captions else source.templates)}
+                given: dict[str, Any] = {"model": model, "descriptions": described}
+                given["templates"] = template or (CAPTION_TEMPLATES if captions else source.templates)
                 named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
                 clf = KalmanCLIP(config=options, device=device, precision=precision, ranks=ranks, **named)
                 clf.load_backbone()
         done = 0 if before is None else before["notes"]["epochs_done"]
-        if done >= options.passes and (held is None or clf.calibration_ is not None):
+        if done >= options.passes and (held is None or _is_set_aside(clf.calibration_)):
             say(f"{output} is finished: all {options.passes} passes are done. There is nothing to resume.")
             return
         if before:
@@ -249,6 +260,7 @@ def fit(
             images, seen = _choose(source, labelled, shots, options.seed, before)
         notes = {"folder": data, "shots": shots, "images": seen, "captions": captions, "epochs": options.passes}
         notes |= {"epochs_done": done, "calibrate": calibrate, "precision": backbone.precision}
+        notes["learned_from"] = images.counts()
         try:
             if done < options.passes:
                 _learn(clf, images, output, notes)
@@ -284,6 +296,7 @@ def read_source(location: str) -> Source:
     from kalmanclip.data.lists import is_list
 
     on_hub = location.startswith(HUB)
+    check_path(location, DataError)
     if not on_hub and not is_list(location):
         if Path(location).is_file():
             raise DataError(f"{location} is neither a folder nor a list; a list ends in .csv, .json or .jsonl")
@@ -347,6 +360,9 @@ def _choose(
     from kalmanclip.data import sample_shots
 
     images = sample_shots(labelled, shots, seed)
+    few = [f"{name} {n}" for name, n in zip(labelled.class_names, labelled.counts(), strict=True) if n < (shots or 0)]
+    if few and source.pairs is None:  # each caption is a class of its own
+        note(f"{len(few)} classes have fewer than {shots} images, and all of theirs are used: {some(few)}.")
     seen = _fingerprint(source, images)
     if before and images.class_names != before["class_names"]:
         raise DataError(
@@ -389,27 +405,52 @@ def _learn(clf: KalmanCLIP, images: LabelledImages, output: Path, notes: dict[st
 
     with bars() as progress, naming_bad_images(images.sources):
         if done:
-            clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
+            with warnings.catch_warnings():  # the same images on purpose
+                warnings.simplefilter("ignore", RepeatedImagesWarning)
+                clf.partial_fit(images, epochs=notes["epochs"] - done, progress=progress, after_epoch=save)
         else:
             clf.fit(images, progress=progress, after_epoch=save)
 
 
+def _is_set_aside(calibration: Calibration | None) -> bool:
+    """Return whether sets are calibrated on images that were set aside, not on those of the fit."""
+    return calibration is not None and not calibration.in_turn
+
+
 def _save(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
-    if first():
+    if not first():
+        return
+    try:
         clf.save(output, notes)
+    except AdapterError as problem:  # a full disk is no reason to lose the work
+        kept = Path(tempfile.mkdtemp(prefix="kalmanclip-fit-"))
+        try:
+            clf.save(kept, notes)
+        except AdapterError:
+            shutil.rmtree(kept, ignore_errors=True)
+            raise problem from None
+        raise AdapterError(f"{problem}. What was learned is kept in {kept}: move it to where there is room.") from None
 
 
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:
+    from kalmanclip.encoders.backbone import licence_of
+
     captions, names, calibrated = clf.notes_["captions"], clf.class_names_, []
+    model = clf.backbone_.name
     if clf.calibration_ is not None:
-        n = len(clf.calibration_)
+        n, in_turn = len(clf.calibration_), clf.calibration_.in_turn
         coverage = percent(n / (n + 1))
-        calibrated = [("calibrated on", f"{n} further images, for sets with a coverage of up to {coverage}")]
+        calibrated = [
+            ("sets of classes", f"with a coverage of up to {coverage} (predict --sets)"),
+            ("", f"calibrated on {calibrated_on(n, in_turn)}"),
+        ]
     facts(
         [
+            ("model", f"{model} (weights: {licence_of(model)})"),
             ("captions" if captions else "classes", f"{len(names)} ({some(names, 2 if captions else 8)})"),
             ("images", images),
             *fit_facts(clf.diagnostics_),
+            *expected_facts(clf.expected_accuracy_),
             *calibrated,
             ("time", f"{seconds:.1f} s"),
             ("saved in", f"{output} ({size_of(output)})"),

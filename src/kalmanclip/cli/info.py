@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import kalmanclip
-from kalmanclip.cli.console import facts, percent, say, size_of, some, waiting
+from kalmanclip.cli.console import calibrated_on, expected_facts, facts, percent, say, size_of, some, waiting
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError
 
@@ -73,10 +73,10 @@ def _cached() -> list[tuple[str, str]]:
 
 def _adapter(adapter: Path) -> None:
     with waiting("Reading"):
-        from kalmanclip.adapter import read_config, read_description, read_tensors
+        from kalmanclip.adapter import read_adapter, read_config
+        from kalmanclip.prediction import ExpectedAccuracy
 
-        description = read_description(adapter)
-        tensors = read_tensors(adapter, description["tensors"])  # without the backbone, which may not be here
+        _, description, tensors = read_adapter(adapter)  # without the backbone, which may not be here
         belief = [*_low_rank(adapter, description, tensors), *_residuals(tensors)]
     names, backbone, notes = description["class_names"], description["backbone"], description.get("notes", {})
     passes = []
@@ -85,6 +85,9 @@ def _adapter(adapter: Path) -> None:
         more = ": interrupted, go on with fit --resume" if interrupted else ""
         passes = [("passes", f"{notes['epochs_done']} of {notes['epochs']}{more}")]
     known, held = (len(tensors.get(f"{part}.labels", ())) for part in ("ood", "conformal"))
+    state = description["state"]
+    calibrated = f"calibrated on {calibrated_on(held, 'conformal.folds' in tensors)}"
+    expected = ExpectedAccuracy(**state["held_out"]) if "held_out" in state else None
     facts(
         [
             ("backbone", f"{backbone['name']} (weights {backbone['hash'][:12]})"),
@@ -92,8 +95,9 @@ def _adapter(adapter: Path) -> None:
             ("prompts", " | ".join(description["templates"])),
             *passes,
             *belief,
-            ("unknown images", f"told by {known} training images" if known else "are not marked (default preset only)"),
-            ("sets of classes", f"calibrated on {held} images" if held else "not calibrated (fit --calibrate)"),
+            ("unknown images", f"told by {known} training images" if known else "are not marked (fit again)"),
+            ("sets of classes", calibrated if held else "not calibrated (fit --calibrate)"),
+            *expected_facts(expected),
             ("size", f"{size_of(adapter)}, written by kalmanclip {description.get('kalmanclip', '?')}"),
         ]
     )

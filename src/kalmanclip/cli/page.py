@@ -16,6 +16,7 @@ from kalmanclip.errors import ConfigError
 EXAMPLES = """
 kalmanclip app pets.adapter
 kalmanclip app pets.adapter --images photos/ --test test_photos/
+kalmanclip app pets.adapter --pool unlabelled/
 kalmanclip app pets.adapter --read-only --port 8000
 """
 
@@ -27,6 +28,9 @@ def app(
     ] = None,
     test: Annotated[
         Path | None, typer.Option(help="A folder of class folders that were not learned from, to measure on.")
+    ] = None,
+    pool: Annotated[
+        Path | None, typer.Option(help="A folder of images without labels: a tab asks for those that teach most.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at. The default serves this computer alone.")] = (
         "127.0.0.1"
@@ -48,12 +52,13 @@ def app(
         from kalmanclip.app.images import Gallery
         from kalmanclip.app.middleware import is_local
         from kalmanclip.app.service import AdapterService
-        from kalmanclip.data import read_folder
+        from kalmanclip.data import read_folder, read_images
 
         classifier = load(adapter, device)
         with waiting("Looking at the images"):
             held = None if test is None else read_folder(test, classifier.class_names_)
-            service = AdapterService(classifier, adapter, Gallery(images), held, read_only)
+            files = None if pool is None else read_images(pool)
+            service = AdapterService(classifier, adapter, Gallery(images), held, read_only, files)
         if not is_local(listening.getsockname()[0]):
             note(
                 f"Everybody who can reach this computer at {host} can use the page, without a password"
@@ -67,4 +72,4 @@ def app(
             if open_page:
                 typer.launch(address)
 
-        serve(service, listening, ready)
+        serve(service, listening, host, ready)

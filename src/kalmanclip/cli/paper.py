@@ -67,7 +67,8 @@ def paper(
         list[str] | None, typer.Option(help="A prompt instead of the data set's; see `kalmanclip compare`.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help='A JSON file with other options by method, such as {"coop": {"crops": 10}}.')
+        Path | None,
+        typer.Option(help='A JSON or YAML file with other options by method, such as {"coop": {"crops": 10}}.'),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and what is missing.")] = False,
     report_only: Annotated[

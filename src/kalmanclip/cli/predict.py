@@ -21,7 +21,7 @@ from kalmanclip.cli.arguments import (
     naming_bad_images,
     unreadable,
 )
-from kalmanclip.cli.console import bars, listing, note, percent, say
+from kalmanclip.cli.console import bars, listing, note, percent, say, shortened
 from kalmanclip.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ kalmanclip predict pets.adapter new.jpg another.png
 kalmanclip predict pets.adapter holiday/ --top 3 --skip-bad
 kalmanclip predict pets.adapter holiday/ --uncertainty
 kalmanclip predict pets.adapter holiday/ --false-alarms 0.01
+kalmanclip predict pets.adapter holiday/ --false-alarms 0
 kalmanclip predict pets.adapter holiday/ --sets 0.9
 kalmanclip predict pets.adapter holiday/ --csv > predictions.csv
 """
@@ -43,7 +44,10 @@ _SEPARATOR = " | "  # between the classes of a set
 def predict(
     adapter: Adapter,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Files and folders.", show_default=False)],
-    top: Annotated[int, typer.Option(help="How many classes to show for each image.", min=1)] = 2,
+    top: Annotated[
+        int | None,
+        typer.Option(help="How many classes to show for each image. Default: 1 on the screen, else 2.", min=1),
+    ] = None,
     uncertainty: Annotated[
         bool,
         typer.Option(
@@ -57,13 +61,20 @@ def predict(
         float | None,
         typer.Option(
             help="Also a set of classes that holds the true one with this probability, such as 0.9, by the "
-            "probabilities at the mean of the belief; for adapters that were fitted with --calibrate.",
+            "probabilities at the mean of the belief. Takes two training images of a class, or fit --calibrate.",
         ),
     ] = None,
     false_alarms: Annotated[
         float,
-        typer.Option(help="Images that show nothing known are marked; so many of the others may be, by mistake."),
+        typer.Option(
+            help="An image that shows nothing known is answered 'none of these'; so may be this share of the others, "
+            "by mistake. 0: every image gets a class.",
+        ),
     ] = 0.05,
+    show_all: Annotated[
+        bool,
+        typer.Option("--all", help="Whole paths, the score of unknown images, and two classes for each image."),
+    ] = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
     skip_bad: Annotated[
@@ -72,22 +83,30 @@ def predict(
     device: Device = None,
     precision: Precision = None,
 ) -> None:
-    """Classify images."""
+    """Classify images.
+
+    The column "doubt" says "unsure" where the class has less than half of the probability, and "unknown" where the
+    image shows nothing like the training images.
+    """
     if as_json and as_csv:
         raise ConfigError("Output is either --json or --csv. Give one of them.")
     check_share("sets", sets)
-    check_share("false-alarms", false_alarms)
+    check_share("false-alarms", false_alarms or None)
     clf = load(adapter, device, precision)
     from kalmanclip.data import read_images
+    from kalmanclip.prediction import records
 
-    if clf.ood_threshold(false_alarms) is None:
-        note("Images that show nothing known are not marked: that takes the default preset.")
+    if false_alarms and clf.ood_threshold(false_alarms) is None:
+        note(
+            "Every image gets a class: 'none of these' takes 3 training images. Or fit again: it may be an old adapter."
+        )
     files = read_images(images)
 
     def passed(files: Sequence[Path]) -> Prediction:
         how = "linearised" if uncertainty else "mean"
         with bars() as progress:
-            return clf.predict_full(files, how=how, coverage=sets, false_alarms=false_alarms, progress=progress)
+            rate = false_alarms or None
+            return clf.predict_full(files, how=how, coverage=sets, false_alarms=rate, progress=progress)
 
     try:
         with naming_bad_images(files):
@@ -100,41 +119,13 @@ def predict(
             note(f"Left out: {error}")
         files = [file for i, file in enumerate(files) if i not in bad]
         prediction = passed(files)
-    rows = _rows(files, prediction, top, uncertainty)
+    rows = records(list(map(str, files)), prediction, top or 2, uncertainty)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif as_csv:
         _print_csv(rows)
     else:
-        _print_table(rows, uncertainty)
-
-
-def _rows(files: Sequence[Path], prediction: Prediction, top: int, uncertainty: bool) -> list[dict[str, Any]]:
-    """Return what is printed of each image, in the order of the columns."""
-    columns: dict[str, Sequence[Any]] = {}
-    if prediction.is_ood is not None and prediction.ood_score is not None:
-        columns |= {"is_ood": prediction.is_ood.tolist(), "ood_score": prediction.ood_score.tolist()}
-    if prediction.sets is not None:
-        columns["set"] = prediction.sets
-    p = prediction.probabilities if uncertainty else prediction.at_mean
-    if uncertainty:
-        from kalmanclip.metrics import standardized_margin
-
-        first = p.argmax(dim=1, keepdim=True)
-        columns |= {
-            "epistemic": prediction.epistemic.tolist(),
-            "aleatoric": prediction.aleatoric.tolist(),
-            "logit_std": prediction.std.gather(1, first).squeeze(1).tolist(),
-            "lead": standardized_margin(prediction.mean.numpy(), prediction.std.numpy()).tolist(),
-        }
-    order = p.argsort(dim=1, descending=True, stable=True)[:, :top].tolist()
-    rows = []
-    for i, file in enumerate(files):
-        choices = [{"class": prediction.class_names[c], "probability": round(float(p[i, c]), 6)} for c in order[i]]
-        values = {name: column[i] for name, column in columns.items()}
-        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
-        rows.append({"image": str(file), **choices[0], **rounded, "top": choices})
-    return rows
+        _print_table(rows, uncertainty, show_all, choices=top or (2 if show_all else 1))
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
@@ -144,7 +135,8 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
         if "set" in line:
             line["set"] = _SEPARATOR.join(line["set"])
         for rank, choice in enumerate(row["top"][1:], start=2):
-            line |= {f"{name}_{rank}": value for name, value in choice.items()}
+            shown = dict.fromkeys(choice) if row.get("is_ood") else choice
+            line |= {f"{name}_{rank}": value for name, value in shown.items()}
         flat.append(line)
     if flat:
         writer = csv.DictWriter(sys.stdout, fieldnames=list(flat[0]), lineterminator="\n")
@@ -152,22 +144,29 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
         writer.writerows(flat)
 
 
-def _print_table(rows: list[dict[str, Any]], uncertainty: bool) -> None:
-    ranks = range(2, 1 + max((len(row["top"]) for row in rows), default=1))
+def _print_table(rows: list[dict[str, Any]], uncertainty: bool, everything: bool, choices: int) -> None:
+    ranks = range(2, 1 + min(choices, max((len(row["top"]) for row in rows), default=1)))
     others = [column for rank in ranks for column in (f"choice {rank}", f"probability {rank}")]
-    flags, sets = (any(name in row for row in rows) for name in ("is_ood", "set"))
+    sets, scores = (any(name in row for row in rows) for name in ("set", "ood_score"))
     extra = _UNCERTAINTY if uncertainty else ()
-    numbers = ["probability", *(c for c in others if c.startswith("probability")), *extra]
-    table = listing(
-        *("image", "class", "probability", *["known?"] * flags, *["set"] * sets, *extra, *others), right=numbers
-    )
+    score = ["OOD score"] * (scores and everything)
+    numbers = ["probability", *(c for c in others if c.startswith("probability")), *score, *extra]
+    head = ("image", "class", "probability", "doubt", *["set"] * sets, *score, *extra, *others)
+    table = listing(*head, right=numbers)
     for row in rows:
-        cells = [row["image"], row["class"], percent(row["probability"])]
-        cells += ["unknown" if row["is_ood"] else ""] if flags else []
-        covered = not row.get("is_ood")  # a set promises nothing about images of nothing known
-        cells += [_SEPARATOR.join(row["set"]) if covered else "not covered"] if sets else []
+        known = row["probability"] is not None
+        cells = [row["image"] if everything else shortened(row["image"]), row["class"]]
+        cells += [percent(row["probability"]) if known else "", _doubt(row["probability"])]
+        cells += [_SEPARATOR.join(row["set"])] if sets else []
+        cells += [f"{row['ood_score']:.2f}"] if score else []
         cells += [f"{row[name.replace(' ', '_')]:.2f}" for name in extra]
-        for choice in row["top"][1:]:
-            cells += [choice["class"], percent(choice["probability"])]
+        for choice in row["top"][1:choices]:
+            cells += [choice["class"], percent(choice["probability"])] if known else ["", ""]
         table.add_row(*cells)
     say(table)
+
+
+def _doubt(probability: float | None) -> str:
+    from kalmanclip.prediction import SURE
+
+    return "unknown" if probability is None else "unsure" if probability < SURE else ""

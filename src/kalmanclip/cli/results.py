@@ -87,6 +87,9 @@ _CHANGES = {"accuracy": ("accuracy points", 100, 2), "nll": ("NLL change", 1, 4)
 def list_(
     store: Store,
     only: RunFilter,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also the calibration error, the seconds, and why a run failed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder of results, one per line.
@@ -103,10 +106,12 @@ def list_(
         typer.echo(json.dumps(found, indent=2))
         return
     _note_remarks(chosen)
-    _print(rows)
+    _print(rows, show_all)
     failed = sum(row["status"] == "failed" for row in rows)
+    why = " (--all says why)" if failed and not show_all else ""
     say(
-        f"{len(rows)} runs, {len(rows) - failed} done, {failed} failed. Backbones: {_count(r['model'] for r in rows)}. "
+        f"{len(rows)} runs, {len(rows) - failed} done, {failed} failed{why}. "
+        f"Backbones: {_count(r['model'] for r in rows)}. "
         f"Code: {_count(r['code'] for r in rows)}."
     )
 
@@ -205,7 +210,7 @@ def _row(record: Record) -> dict[str, Any]:
     }
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
+def _print(rows: Sequence[dict[str, Any]], everything: bool) -> None:
     def number(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
@@ -213,12 +218,13 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     models, levels = (len({row[name] for row in rows}) > 1 for name in ("model", "share"))
     lines = []
     for row in rows:
-        reason = "" if row["reason"] is None else f": {' '.join(row['reason'].split())}"
+        reason = f": {' '.join(row['reason'].split())}" if row["reason"] is not None and everything else ""
         line = {"method": row["label"], "data": row["data"]}
         line |= {"backbone": row["model"]} if models else {}
         line |= {"corrupted": f"{100 * row['share']:g} %"} if levels else {}
         line |= {"shots": row["shots"], "seed": row["seed"], "accuracy": percent(row["accuracy"])}
-        line |= {"NLL": number(row["nll"], 3), "ECE": percent(row["ece"]), "seconds": number(row["seconds"], 1)}
+        line |= {"NLL": number(row["nll"], 3)}
+        line |= {"ECE": percent(row["ece"]), "seconds": number(row["seconds"], 1)} if everything else {}
         lines.append(line | {"status": row["status"] + reason})
     _say_table(lines)
 

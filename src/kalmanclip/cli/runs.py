@@ -125,7 +125,7 @@ def run_planned(
                 retry=options.retry_failed,
                 waiting=lambda count: show("runs of other processes", 0, count),
                 model=model,
-                within=lambda stage, done, total: show("this run", done, total),
+                within=lambda run, done, total: show("this run", done, total, run),
                 attempts=options.attempts,
                 cpus_per_run=options.cpus_per_run,
                 gpus_per_run=options.gpus_per_run or 0.0,
@@ -138,6 +138,10 @@ def run_planned(
 
 
 def _note_finished(runs: Sequence[Run], store: Store, retry: bool) -> None:
+    from kalmanclip.experiments.store import remark_damaged
+
+    if damaged := store.damaged(runs):
+        note(remark_damaged(damaged))
     records = [record for run in runs if (record := store.record(run)) is not None]
     failed = sum(record["status"] == "failed" for record in records)
     before = len(records) - (failed if retry else 0)
@@ -156,8 +160,11 @@ def _cache(choice: str | None) -> Path | None:
     return folder
 
 
-def print_report(frame: pd.DataFrame, folder: Path) -> bool:
-    """Print the tables of a comparison, where ours is behind, and what failed; return whether every run is done."""
+def print_report(frame: pd.DataFrame, folder: Path | None) -> bool:
+    """Print the tables of a comparison, where ours is behind, and what failed; return whether every run is done.
+
+    ``folder`` is where they also lie as files; None: nowhere.
+    """
     from kalmanclip.experiments.report import make_tables, remark
 
     for model, part in frame.groupby("model", sort=False):
@@ -168,7 +175,8 @@ def print_report(frame: pd.DataFrame, folder: Path) -> bool:
                 say(said)
             say()
     figures = "figure.png, figure.svg" if frame["model"].nunique() == 1 else "figures"
-    note(f"Also in {folder}: table.csv, table.md, results.jsonl, {figures}")
+    if folder is not None:
+        note(f"Also in {folder}: table.csv, table.md, results.jsonl, {figures}")
     runs = frame[frame["shift"] == ""]
     if runs["code"].nunique() > 1:
         note("These results were made by different versions of the code. For a clean table choose a new folder.")
