@@ -56,7 +56,7 @@ def test_what_is_stored_is_not_done_again(store, done, make_run, make_record):
 def test_what_happens_within_a_run_is_told(store, done, make_run):
     told = []
     runner.run_all(runs_of(make_run, 2), [PETS], store, within=lambda *now: told.append(now))
-    assert told == [("reading", 1, 9), ("reading", 2, 9)]
+    assert told == [(f"gda on pets, 4 shots, seed {n}", n, 9) for n in (1, 2)]
 
 
 def test_failures_are_done_again_on_request_only(store, done, make_run, make_record):

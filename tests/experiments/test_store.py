@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kalmanclip.experiments.store import Store
+from kalmanclip.experiments.store import Store, read_jsonl
 
 
 @pytest.fixture
@@ -35,12 +35,30 @@ def test_a_half_written_file_is_not_finished(store, make_run, make_record, part)
 
 @pytest.mark.parametrize(
     "damage",
-    [{"format": 99}, {"metrics": None}, {"metrics": {"accuracy": None}}, {"run": {}}, {"status": "?"}],
+    [
+        *({"format": 99}, {"metrics": None}, {"metrics": {"accuracy": None}}, {"run": {}}, {"status": "?"}),
+        *({"metrics": {"accuracy": 7}}, {"metrics": {"accuracy": 0.5, "nll": "low"}}, {"seconds": {"fit": "long"}}),
+        *({"seconds": 3}, {"label": ["x"]}, {"code": "abc"}, {"shifts": {"sketch": 1}}, {"environment": []}),
+    ],
     ids=str,
 )
 def test_a_damaged_record_is_not_finished(store, make_run, make_record, damage):
     store.path(make_run()).write_text(json.dumps(make_record(0.5) | damage))
     assert store.finished(make_run()) is None
+
+
+RUN_DAMAGE = [{"contamination": [1]}, {"contamination": {"share": "half"}}, {"shots": "4"}, {"seed": True}]
+
+
+@pytest.mark.parametrize("damage", RUN_DAMAGE, ids=str)
+def test_a_damaged_run_in_a_line_is_left_out(tmp_path, make_record, damage):
+    good, bad = make_record(0.5), make_record(0.6, seed=2)
+    bad["run"] |= damage
+    lines = [json.dumps(good).encode(), json.dumps(bad).encode(), b"\xff\xfe", b"[" * 100_000, b"NaN"]
+    (tmp_path / "r.jsonl").write_bytes(b"\n".join(lines))
+    records, damaged = read_jsonl(tmp_path / "r.jsonl")
+    assert [record["run"]["seed"] for record in records] == [1]
+    assert damaged == [f"r.jsonl line {number}" for number in (2, 3, 4, 5)]
 
 
 def test_all_records_are_those_that_are_whole_and_named_by_their_run(store, make_run, make_record):

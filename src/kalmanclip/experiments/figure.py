@@ -77,7 +77,7 @@ class Picture:
         write_atomic(stem.with_name(f"{stem.name}.png"), self.png, DataError)
 
 
-def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = ()) -> Picture:
+def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = (), x: str = "images per class") -> Picture:
     """Draw numbers against shots, a panel per data set: ours with a band of one standard deviation, the paper's dashed.
 
     Args:
@@ -85,6 +85,7 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = ()) -> Pictu
         panels: see `Panels`. Cells without a number of ours or of the paper leave a gap in the line; those that
             diverged are crosses at the foot of the panel.
         ours: the labels of the lines that stand out: the paper's method, in one or several readings.
+        x: what stands on the x axis.
     """
 
     def draw(figure: Figure) -> None:
@@ -102,7 +103,7 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = ()) -> Pictu
         for axes in grid[:, 0]:
             axes.set_ylabel("accuracy (%)")
         for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
-            axes.set_xlabel("images per class")
+            axes.set_xlabel(x)
         cells = [e for lines in panels.values() for line in lines.values() for e in line.values()]
         handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
         if any(_number(cell.printed) is not None for cell in cells):

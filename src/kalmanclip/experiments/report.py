@@ -13,10 +13,12 @@ from kalmanclip.errors import DataError
 from kalmanclip.experiments.aggregate import Cell, Place, fill_cells, places_of, to_csv, to_frame
 from kalmanclip.experiments.figure import Picture, draw_lines
 from kalmanclip.experiments.render import Measure, Table, escape, escape_latex, title_of, to_latex, to_markdown
-from kalmanclip.experiments.store import Record, write_jsonl
+from kalmanclip.experiments.store import Record, read_jsonl, write_jsonl
 from kalmanclip.files import write_atomic
 from kalmanclip.metrics import BINS
 
+RESULTS = "results.jsonl"
+"""The file of a report with one line per run."""
 AVERAGE = "average"
 OURS = "class_residuals"
 """The method whose shortcomings every table spells out."""
@@ -138,13 +140,21 @@ def write_report(folder: Path, records: Sequence[Record]) -> pd.DataFrame:
     With several backbones each has figures of its own, such as figure_RN50-openai.png.
     """
     frame = to_frame(records)
-    write_jsonl(folder / "results.jsonl", records)
+    write_jsonl(folder / RESULTS, records)
     write_atomic(folder / "table.csv", to_csv(frame), DataError)
     write_atomic(folder / "table.md", report_markdown(frame), DataError)
     for model, part in frame.groupby("model", sort=False):
         name = "figure" if frame["model"].nunique() == 1 else "figure_" + re.sub(r"[^\w.-]+", "-", model)
         draw_comparison(part).save(folder / name)
     return frame
+
+
+def report_is_fuller(folder: Path, records: Sequence[Record]) -> int:
+    """Return how many runs the report in a folder is of that are not among these records; 0 without a report."""
+    if not (folder / RESULTS).exists():
+        return 0
+    before, _ = read_jsonl(folder / RESULTS)
+    return len({record["address"] for record in before} - {record["address"] for record in records})
 
 
 def draw_comparison(frame: pd.DataFrame) -> Picture:

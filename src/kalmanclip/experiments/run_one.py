@@ -21,7 +21,7 @@ from kalmanclip.experiments.provenance import code_version, environment, redact,
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
 from kalmanclip.experiments.store import FORMAT
-from kalmanclip.methods import METHODS, Progress, make_method, silent
+from kalmanclip.methods import Progress, find_method, make_method, silent
 from kalmanclip.metrics import reliability_table, summarise
 
 
@@ -97,7 +97,7 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)  # whatever a library draws behind a method's back must not depend on earlier runs
         start = time.perf_counter()
-        method = make_method(run.method, backbone, from_dict(METHODS[run.method].Config, dict(run.config)))
+        method = make_method(run.method, backbone, from_dict(find_method(run.method).Config, dict(run.config)))
         # what a method does not have it cannot choose on
         method.fit(replace(task, train=run.contamination.apply(task.train), test=None), progress)
         fitted = time.perf_counter()

@@ -60,7 +60,8 @@ def run_all(
         retry: whether runs that failed earlier are tried again.
         waiting: called again and again with the number of runs that other processes do while nothing else is left.
         model: how the runs' backbone is spelled here, where that is not its name (see `provenance.model_name`).
-        within: called as ``within(stage, done, total)`` during a run, if it is done in this process.
+        within: called as ``within(title, done, total)`` during a run, if it is done in this process; the title says
+            which run that is (``str(run)``).
         attempts: how often a run is started whose worker process dies; after that it has failed.
         cpus_per_run: threads of torch in a run; None: all, divided among the workers, or on a cluster one.
         gpus_per_run: on a cluster, the GPUs of a run: whole ones, or a share of one; 0: none.
@@ -163,13 +164,18 @@ def _run_here(
         while queue.open:
             run = queue.next()
             if run is not None:
-                queue.save(run, run_one(*arguments(run), within))
+                queue.save(run, run_one(*arguments(run), _under(str(run), within)))
             elif queue.open:
                 waiting(len(queue.open))
                 time.sleep(PAUSE)
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def _under(title: str, within: Progress) -> Progress:
+    """Return what tells the progress of a run under its title, whatever stage it is in."""
+    return lambda stage, done, total: within(title, done, total)
 
 
 def _pool(workers: int, cpus: int | None, gpus: float, ray: str | None) -> LocalPool | RayPool:

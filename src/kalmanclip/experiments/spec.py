@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kalmanclip.config import flatten, merge, to_dict
+from kalmanclip.config import check_seed, check_whole, flatten, merge, to_dict
 from kalmanclip.data import LabelledImages
 from kalmanclip.data.corruptions import SEVERITIES, contaminate
 from kalmanclip.errors import ConfigError
 from kalmanclip.experiments.sources import Source
-from kalmanclip.methods import CONTROLS, METHODS, PRESETS, check_method, preset, with_options
+from kalmanclip.methods import CONTROLS, METHODS, PRESETS, check_method, find_method, preset, with_options
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Variant:
 
     Attributes:
         label: what tables call it; a method's name, or a name of one's own.
-        method: a key of `kalmanclip.methods.METHODS`.
+        method: as `kalmanclip.methods.find_method` takes it.
         options: what differs from the method's defaults.
         by_data: what differs from that on a data set, by its name.
         family: what variants that differ in one setting have in common; only for reports.
@@ -108,7 +108,7 @@ def all_labels(options: Mapping[str, Any] | None = None) -> list[str]:
     rows: dict[str, list[str]] = {name: [] if name in CONTROLS else [name] for name in METHODS}
     for label, table in (options or {}).items():
         if (variant := _variant(label, table)).label != variant.method:
-            rows[variant.method].append(label)
+            rows.setdefault(variant.method, []).append(label)
     return [label for row in rows.values() for label in row]
 
 
@@ -234,8 +234,9 @@ def plan(
     levels = _unique("share of contamination", contaminations)
     variants = find_variants(methods, options)
     for k in shots:
-        if k < 1:
-            raise ConfigError(f"The number of shots is {k}; it must be at least 1.")
+        check_whole(1, **{"The number of shots": k})
+    for seed in seeds:
+        check_seed(seed)
     for variant in variants:  # mistakes about data sets that are not here are mistakes, too
         for name in variant.by_data:
             method_options(variant.method, variant.options_on(name), seeds[0])
@@ -276,7 +277,7 @@ def method_options(method: str, changed: Mapping[str, Any], seed: int) -> dict[s
     A method that has a seed among its options gets the run's, unless ``changed`` sets it: otherwise its seeds would
     differ in the draw alone while those of the other methods differ in everything.
     """
-    wanted, rest = METHODS[method].Config, dict(changed)
+    wanted, rest = find_method(method).Config, dict(changed)
     start: Any = wanted()
     if type(start) in map(type, PRESETS.values()) and "preset" in rest:
         start = preset(rest.pop("preset"))

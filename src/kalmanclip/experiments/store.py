@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from filelock import FileLock, Timeout
 
-from kalmanclip.errors import DataError
+from kalmanclip.config import check_type
+from kalmanclip.errors import ConfigError, DataError
 from kalmanclip.experiments.spec import Run, address_of
 from kalmanclip.files import read_json, remove_abandoned, write_atomic, write_json_atomic
 from kalmanclip.methods import METHODS
@@ -24,9 +25,60 @@ FORMAT = 1
 """Of a record; one of another format is made again."""
 
 _FILE = re.compile(r"[0-9a-f]{64}\.json")
-_RUN: dict[str, type] = {"data": str, "fingerprint": str, "templates": list, "method": str, "config": dict}
-_RUN |= {"shots": int, "seed": int, "model": str}
 _SLIM = ("format", "label", "by_data", "studies", "run", "code", "status", "reason", "error")
+
+
+class _Metrics(TypedDict, total=False):
+    accuracy: float
+    top5_accuracy: float | None
+    nll: float | None
+    ece: float | None
+    brier: float | None
+    failure_auroc: float | None
+
+
+class _Contamination(TypedDict, total=False):
+    share: float
+    severities: list[int]
+    seed: int | None
+
+
+class _PlainRun(TypedDict):
+    data: str
+    fingerprint: str
+    templates: list[str]
+    method: str
+    config: dict
+    shots: int
+    seed: int
+    model: str
+
+
+class _Run(_PlainRun, total=False):
+    contamination: _Contamination
+    shifts: dict[str, str]
+
+
+class _Required(TypedDict):
+    format: int
+    status: str
+    run: _Run
+
+
+class _Schema(_Required, total=False):
+    """What every record holds, besides what nothing reads again."""
+
+    label: str
+    by_data: list[str]
+    study: str
+    studies: dict[str, str]
+    code: dict[str, str]
+    environment: dict
+    reason: str
+    error: str
+    seconds: dict[str, float]
+    metrics: _Metrics
+    shifts: dict[str, _Metrics]
 
 
 def label_of(record: Mapping[str, Any]) -> str:
@@ -61,7 +113,9 @@ class Store:
         self.folder = Path(folder)
         self.also = tuple(Path(other) for other in also)
         remove_abandoned(self.folder)
-        self._lines = {r["address"]: r for path in self.also if path.is_file() for r in read_jsonl(path)[0]}
+        lists = [read_jsonl(path) for path in self.also if path.is_file()]
+        self._lines = {record["address"]: record for records, _ in lists for record in records}
+        self._damaged_lines = [name for _, damaged in lists for name in damaged]
 
     def path(self, run: Run) -> Path:
         """Return the file of a run."""
@@ -79,6 +133,11 @@ class Store:
         record = self.record(run)
         return record if record is not None and record["status"] == "done" else None
 
+    def damaged(self, runs: Iterable[Run]) -> list[str]:
+        """Return the names of files of these runs, and of lines of further results, that hold no whole record."""
+        files = [path.name for path in map(self.path, runs) if path.exists() and _read(path) is None]
+        return files + self._damaged_lines
+
     def save(self, run: Run, record: Record) -> None:
         """Write the record of a run, completely or not at all."""
         write_json_atomic(self.path(run), record, DataError)
@@ -93,7 +152,7 @@ class Store:
         for path in sorted(path for path in self.folder.iterdir() if _FILE.fullmatch(path.name)):
             record = _read(path)
             if record is not None and address_of(record["run"]) == path.stem:
-                records.append(record)
+                records.append(record | {"address": path.stem})
             else:
                 damaged.append(path.name)
         return records, damaged
@@ -152,15 +211,16 @@ def _read(path: Path) -> Record | None:
 
 def _is_whole(record: Any) -> bool:
     """Return whether something read from a file is a record, of a run that is done or has failed."""
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    try:
+        check_type(record, _Schema, "the record")
+    except ConfigError:
         return False
-    run, metrics = record.get("run"), record.get("metrics")
-    if not isinstance(run, dict) or any(not isinstance(run.get(name), kind) for name, kind in _RUN.items()):
+    if record["format"] != FORMAT:
         return False
-    if record.get("status") == "failed":
-        return isinstance(record.get("reason"), str)
-    known = isinstance(metrics, dict) and isinstance(metrics.get("accuracy"), float)
-    return record.get("status") == "done" and known
+    if record["status"] == "failed":
+        return "reason" in record
+    tables = [record.get("metrics", {}), *record.get("shifts", {}).values()]
+    return record["status"] == "done" and all(0 <= table.get("accuracy", -1) <= 1 for table in tables)
 
 
 def slim(record: Mapping[str, Any]) -> Record:
@@ -195,13 +255,13 @@ def read_jsonl(path: Path) -> tuple[list[Record], list[str]]:
     """Return the records of such a file, in the order of its lines, and the names of the lines that hold none."""
     records, damaged = [], []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise DataError(f"The results in {path} cannot be read: {error}.") from error
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             record = None
         if _is_whole(record):
             records.append(record | {"address": address_of(record["run"])})
@@ -278,17 +338,22 @@ class Chosen:
         """Return what people should know who see some of the store only."""
         sentences = [f"{self.path}: {sentence}" for sentence in self.unknown]
         if self.damaged:
-            names = _join(self.damaged[:3]) + (", ..." if len(self.damaged) > 3 else "")
-            sentences.append(
-                f"{self.path}: {len(self.damaged)} records are damaged, or of another version, and left out: {names}. "
-                "The comparison that made them makes them again."
-            )
+            sentences.append(f"{self.path}: {remark_damaged(self.damaged)}")
         return sentences
 
     def nothing(self) -> DataError:
         """Return the error for those who need at least one run."""
         why = " ".join(self.unknown) or "No run has all of it together."
         return DataError(f"{self.path} holds no such results. {why} Choose less narrowly, or run the comparison first.")
+
+
+def remark_damaged(names: Sequence[str]) -> str:
+    """Return what people should know about records that cannot be used."""
+    shown = _join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"{len(names)} records are damaged, or of another version, and left out: {shown}. "
+        "The comparison that made them makes them again."
+    )
 
 
 def read_results(path: Path) -> tuple[list[Record], list[str]]:
