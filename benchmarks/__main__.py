@@ -16,6 +16,7 @@ Each is also a command of its own, with more options: python -m benchmarks.step.
 python -m benchmarks.fit DATA           how long a fit takes
 python -m benchmarks.precision DATA     what bfloat16 towers cost in accuracy
 python -m benchmarks.parallel           what several processes send each other, and hold
+python -m benchmarks.robustness         whether odd arguments, damage, kills and hostile requests are withstood
 python -m benchmarks.mutation           whether the tests notice a mistake, one at a time
 python -m benchmarks.one_pass --before CHECKOUT  what one pass over the images saves
 python -m benchmarks.study DATA         what each part of the default brings

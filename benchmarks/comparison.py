@@ -1,4 +1,4 @@
-"""Figures of the comparisons in results/{comparison,shift,contamination}.jsonl, for the docs.
+"""Figures of the comparisons in results/{comparison,comparison-vitb16,shift,contamination}.jsonl, for the docs.
 
 Nothing is run here: `kalmanclip compare` makes the records (see docs/results.md).
 """
@@ -49,15 +49,16 @@ NAMES = {
 """What the docs call the labels of records; others are shown as they are."""
 
 
-def means(measure: str, *shots: str) -> str:
-    """Every method, mean over the data sets, by number of shots (all, or those given)."""
-    return _drawn(_table(results(), measure, _averages(results(), shots)))
+def means(measure: str, study: str = "comparison") -> str:
+    """Every method, mean over the data sets, by number of shots."""
+    return _drawn(_table(results(study), measure, _averages(results(study), ())))
 
 
-def overview(*shots: str) -> str:
+def overview(study: str = "comparison") -> str:
     """Accuracy / NLL, mean over the data sets; the best at the most shots first, variants of the default left out."""
-    accuracy, nll = (_table(results(), measure, _averages(results(), shots)) for measure in ("accuracy", "nll"))
-    methods, last = methods_of(results()), len(accuracy.columns) - 1
+    frame = results(study)
+    accuracy, nll = (_table(frame, measure, _averages(frame, ())) for measure in ("accuracy", "nll"))
+    methods, last = methods_of(frame), len(accuracy.columns) - 1
     own = [i for i, (row,) in enumerate(accuracy.rows) if row == DEFAULT or methods[row] not in OWN]
     ranked = sorted(own, key=lambda row: -(accuracy.cell(row, last).mean or 0))
 
@@ -75,12 +76,12 @@ def overview(*shots: str) -> str:
     return markdown(heads, lines)
 
 
-def summary() -> str:
+def summary(study: str = "comparison") -> str:
     """In how many columns the default is the best, alone or with others: means over data sets, and single ones."""
-    best, single = {}, {}
+    best, single, frame = {}, {}, results(study)
     for measure in ("accuracy", "nll", "ece"):
-        for counts, columns in ((best, _averages(results(), ())), (single, _columns(results()))):
-            table = _table(results(), measure, columns)
+        for counts, columns in ((best, _averages(frame, ())), (single, _columns(frame))):
+            table = _table(frame, measure, columns)
             ours = table.rows.index((DEFAULT,))
             won = sum(ours in table.best(column) for column in range(len(table.columns)))
             counts[measure] = f"{won} of {len(table.columns)}"
@@ -92,13 +93,13 @@ def summary() -> str:
     )
 
 
-def losses(measure: str) -> str:
+def losses(measure: str, study: str = "comparison") -> str:
     """Every data set and number of shots where another method is better than the default, and by how much.
 
     Differences are taken seed by seed, over the seeds that both have.
     """
-    shown, lines, columns = _measure(measure), [], _columns(results())
-    table = _table(results(), measure, columns)
+    shown, lines, columns = _measure(measure), [], _columns(results(study))
+    table = _table(results(study), measure, columns)
     default = table.rows.index((DEFAULT,))
     for j, column in enumerate(columns):
         ours, behind = table.cell(default, j), []
@@ -122,15 +123,23 @@ def losses(measure: str) -> str:
 
 def mean(measure: str, row: str, *shots: str) -> str:
     """The mean over the data sets: one number, or the least and the largest over numbers of shots."""
-    shown, found = _measure(measure), _means(results(), measure, row, _averages(results(), shots))
+    shown, found = (
+        _measure(measure),
+        _means(results("comparison"), measure, row, _averages(results("comparison"), shots)),
+    )
     return span((shown.scale * number for number in found if number is not None), shown.digits)
 
 
-def gain(measure: str, row: str, other: str, *shots: str) -> str:
+def gain(measure: str, row: str, other: str, *shots: str, study: str = "comparison") -> str:
     """By how much one method is better than another in the mean: the least and the largest over numbers of shots."""
-    shown, columns = _measure(measure), _averages(results(), shots)
-    one, two = (_means(results(), measure, name, columns) for name in (row, other))
+    shown, columns = _measure(measure), _averages(results(study), shots)
+    one, two = (_means(results(study), measure, name, columns) for name in (row, other))
     return span((shown.scale * shown.sign * d for d in _less(one, two)), shown.digits)
+
+
+def gain_vitb16(measure: str, row: str, other: str, *shots: str) -> str:
+    """The same on the real image tower."""
+    return gain(measure, row, other, *shots, study="comparison-vitb16")
 
 
 def shift(*shots: str) -> str:
@@ -176,7 +185,7 @@ def contaminated_gain(row: str, other: str) -> str:
 
 def figure() -> Picture:
     """Accuracy against shots, as the docs show it."""
-    return draw_comparison(results())
+    return draw_comparison(results("comparison"))
 
 
 def corruptions() -> str:
@@ -195,9 +204,10 @@ def called(row: str) -> str:
 
 
 @cache
-def results(study: str = "comparison") -> pd.DataFrame:
-    """The frame of results/STUDY.jsonl, of what was measured with `tiny`."""
-    return to_frame(choose(files.RESULTS / f"{study}.jsonl", Selection(models=("tiny",))).records)
+def results(study: str) -> pd.DataFrame:
+    """The frame of results/STUDY.jsonl: of one model, or of what was measured with `tiny`."""
+    models = () if study.endswith("vitb16") else ("tiny",)
+    return to_frame(choose(files.RESULTS / f"{study}.jsonl", Selection(models=models)).records)
 
 
 def methods_of(frame: pd.DataFrame) -> dict[str, str]:

@@ -29,9 +29,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import comparison, paper
+from benchmarks import comparison, paper, suggest
 from benchmarks.table import NOT_YET, ROOT, NotYet
 from kalmanclip.errors import DataError
+from kalmanclip.experiments.figure import Picture
 from kalmanclip.files import write_atomic
 
 FIGURE = re.compile(r"(<!-- figures: (?P<call>[^>]+?) -->)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
@@ -83,6 +84,11 @@ def difference(path: Path) -> str:
     return "".join(difflib.unified_diff(*lines, f"{name} as it is", f"{name} by results/", n=0))
 
 
+def _pictures() -> dict[str, Picture]:
+    """All pictures, by the names of their files in docs/assets."""
+    return paper.pictures() | {"comparison": comparison.figure(), "suggest": suggest.figure()}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Draws all figures, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.check:
             write_atomic(path, redrawn(path.read_text(encoding="utf-8")), DataError)
     if not options.check:
-        for name, picture in (paper.pictures() | {"comparison": comparison.figure()}).items():
+        for name, picture in (_pictures()).items():
             write_atomic(ROOT / "docs" / "assets" / f"{name}.png", picture.png, DataError)
     for name, command in NOT_YET.items():
         print(f"left as they are, until results/{name}.json is made: {command}")

@@ -134,10 +134,10 @@ def seconds(contestants: Contestants, options: Options, least: float = 0.0) -> d
         least: seconds that one timing must take: what is shorter is called several times.
     """
     calls = dict.fromkeys(contestants, 1)
-    for name, call in () if options.quick else contestants.items():
-        for _ in range(WARM_UP):
+    for name, call in contestants.items():
+        for _ in range(1 if options.quick else WARM_UP):
             taken = _timed(call, 1, options)
-        calls[name] = max(1, math.ceil(least / max(taken, 1e-7)))
+        calls[name] = 1 if options.quick else max(1, math.ceil(least / max(taken, 1e-7)))
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     gc.collect()
     gc.disable()  # a collection in the middle of a call would be its fault
@@ -190,9 +190,17 @@ def describe(options: Options) -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
+def verdict(line: Row, options: Options) -> bool | None:
+    """Whether a line's bound holds; None without one, and of a single round, which is no measurement."""
+    return None if options.quick else line.holds
+
+
 def show(rows: Sequence[Row], options: Options) -> None:
     """Prints the table."""
-    table = Table(title=f"Medians of up to {options.rounds} rounds ({describe(options)})")
+    title = f"Medians of up to {options.rounds} rounds ({describe(options)})"
+    if options.quick:
+        title = f"Does everything run? One round says nothing about speed ({describe(options)})"
+    table = Table(title=title)
     for column in ("part", "what", "figure", "quartiles", "bound", "holds"):
         table.add_column(column, justify="right" if column in ("figure", "quartiles", "bound") else "left")
     for i, line in enumerate(rows):
@@ -200,7 +208,7 @@ def show(rows: Sequence[Row], options: Options) -> None:
         spread = "" if line.low is None or line.high is None else f"{_short(line.low)} to {_short(line.high)}"
         figure = "-" if line.figure is None else f"{_short(line.figure)} {line.unit}".strip()
         bound = "" if line.bound is None else f"{'>=' if line.at_least else '<='} {line.bound:g}"
-        holds = {True: "yes", False: "[bold]no[/bold]", None: ""}[line.holds]
+        holds = {True: "yes", False: "[bold]no[/bold]", None: ""}[verdict(line, options)]
         last = i + 1 == len(rows) or rows[i + 1].part != line.part
         table.add_row(line.part, what, figure, spread, bound, holds, end_section=last)
     console = Console()
@@ -218,7 +226,7 @@ def _short(value: float) -> str:
 
 def save(rows: Sequence[Row], options: Options, path: str) -> None:
     """Writes the lines as JSON, completely or not at all."""
-    lines = [asdict(line) | {"holds": line.holds} for line in rows]
+    lines = [asdict(line) | {"holds": verdict(line, options)} for line in rows]
     write_json_atomic(path, {"machine": describe(options), "options": asdict(options), "rows": lines})
 
 
@@ -229,7 +237,9 @@ def parser(description: str | None, rounds: int = 15) -> argparse.ArgumentParser
     result.add_argument("--rounds", type=int, default=rounds)
     result.add_argument("--clock", choices=("wall", "processor"), default="wall", help="processor: on a busy machine")
     result.add_argument("--models", nargs="+", help="backbones, such as tiny or ViT-B-32:random")
-    result.add_argument("--quick", action="store_true", help="smallest sizes, one round: does everything run?")
+    result.add_argument(
+        "--quick", action="store_true", help="smallest sizes, one round, no verdicts: does everything run?"
+    )
     result.add_argument("--json", metavar="FILE", help="also write the table there")
     return result
 

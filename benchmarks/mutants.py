@@ -40,6 +40,68 @@ _CONTRACT = "tests/filtering/test_contract.py"
 
 FILTERING = [
     *_group(
+        "filtering/likelihoods.py",
+        "tests/filtering/test_likelihoods.py",
+        {
+            "target zero": (
+                "return target / root, p / root,",
+                "return 0 * target / root, p / root,",
+                "test_gradient_and_information_are_those_of_the_log_likelihood",
+            ),
+            "a root of the covariance that is none": (
+                "root.diag_embed() - root.unsqueeze(2) * p.unsqueeze(1)",
+                "root.diag_embed() - p.unsqueeze(2) * root.unsqueeze(1)",
+                "test_gradient_and_information_are_those_of_the_log_likelihood",
+            ),
+            "half of the bound": (
+                "root, K = math.sqrt(2.0), p.shape[1]",
+                "root, K = math.sqrt(4.0), p.shape[1]",
+                "test_the_bound_has_the_same_gradient_and_more_information",
+            ),
+            "the bound with another centre": (
+                "device=p.device) - 1 / K) / root",
+                "device=p.device) - 1 / (K - 1)) / root",
+                "test_the_bound_has_the_same_gradient_and_more_information",
+            ),
+            "a variance without its second factor": (
+                "return p, p * (-z).sigmoid()",
+                "return p, p",
+                "test_gradient_and_information_are_those_of_the_log_likelihood",
+            ),
+            "half of the draws count": (
+                "- math.log(len(draws))",
+                "- math.log(len(away))",
+                "test_predictive_log_likelihood_of_one_output",
+            ),
+            "draws of the parameters' deviations, twice as far": (
+                'torch.einsum("bkn,sn->sbk", J, away)',
+                '2 * torch.einsum("bkn,sn->sbk", J, away)',
+                "test_predictive_log_likelihood_of_one_output",
+            ),
+            "no factorial": (
+                "- torch.lgamma(y + 1)",
+                "",
+                "test_predictive_log_likelihood_of_one_output",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/prior.py",
+        "tests/filtering/test_likelihoods.py",
+        {
+            "the first of the candidates": (
+                "if sums[variance] > (",
+                "if sums[variance] < (",
+                "test_the_prior_of_a_linear_model_has_the_largest_evidence",
+            ),
+            "scored after it was learned": (
+                "return math.nan if kalman.step(observe).skipped else before",
+                "kalman.step(observe)\n    return batch.log_likelihood(kalman.belief)",
+                "test_each_batch_is_scored_by_what_was_known_before_it",
+            ),
+        },
+    ),
+    *_group(
         "filtering/kalman.py",
         "tests/filtering/test_kalman.py",
         {
@@ -446,16 +508,6 @@ OBSERVATION = [
         "observation/categorical.py",
         _OBSERVATIONS,
         {
-            "target zero": (
-                "Terms(target / root,",
-                "Terms(0 * target / root,",
-                "test_exponential_family_gives_the_gradient_and_the_information",
-            ),
-            "a root of the covariance that is none": (
-                "root.diag_embed() - root.unsqueeze(2) * p.unsqueeze(1)",
-                "root.diag_embed() - p.unsqueeze(2) * root.unsqueeze(1)",
-                "test_exponential_family_gives_the_gradient_and_the_information",
-            ),
             "bounded, with target zero": (
                 "y[:, 0] = 1.0",
                 "y[:, 0] = 0.0",
@@ -465,16 +517,6 @@ OBSERVATION = [
                 "S.scatter(1, column.unsqueeze(1), math.inf)",
                 "S",
                 "test_bounded_lets_the_nearest_classes_compete",
-            ),
-            "centred over all classes": (
-                "dtype=S.dtype, device=S.device) - 1 / K) / root",
-                "dtype=S.dtype, device=S.device) - 1 / C) / root",
-                "test_bounded_is_the_softmax_of_its_rivals",
-            ),
-            "half of the bound": (
-                "root = math.sqrt(2.0)",
-                "root = math.sqrt(4.0)",
-                "test_exponential_family_gives_the_gradient_and_the_information",
             ),
         },
     ),
@@ -519,6 +561,79 @@ OBSERVATION = [
 
 PREDICTION = [
     *_group(
+        "prediction/records.py",
+        "tests/prediction/test_records.py",
+        {
+            "averaged where the mean was asked for": (
+                "prediction.probabilities if uncertainty else prediction.at_mean",
+                "prediction.probabilities",
+                "test_at_the_mean_it_is_the_softmax",
+            ),
+            "unknown images have a class": (
+                'if rounded.get("is_ood"):',
+                "if False:",
+                "test_at_the_mean_it_is_the_softmax",
+            ),
+        },
+    ),
+    *_group(
+        "methods/class_residuals.py",
+        "tests/methods/test_descriptions.py",
+        {
+            "descriptions count as one prompt": (
+                "T[c] += own.sum(dim=0)",
+                "T[c] += own.mean(dim=0)",
+                "test_every_prompt_counts_once",
+            ),
+            "spread around zero": (
+                "around.append(own - own.mean(dim=0))",
+                "around.append(own)",
+                "test_the_spread_is_a_share_of_the_prior",
+            ),
+        },
+    ),
+    *_group(
+        "prediction/acquisition.py",
+        "tests/prediction/test_acquisition.py",
+        {
+            "labels of a batch given the classifier forgotten": (
+                "total = _entropy_with_each(known, shift, weights, p) - own",
+                "total = _entropy_with_each(known, shift, weights, p)",
+                "test_a_batch_is_the_greedy_one",
+            ),
+            "labels of pool and target independent": (
+                "joint = part.flatten(1).mT @ theirs / S",
+                "joint = torch.outer(part.mean(dim=0).flatten(), targets.mean(dim=0).flatten())",
+                "test_predictive_information_is_that_of_two_labels",
+            ),
+            "the noise of a label forgotten": (
+                "shrunk = between.square() * (w / (1 + w * variance)).unsqueeze(2)",
+                "shrunk = between.square() * (1 / variance).unsqueeze(2)",
+                "test_the_batch_is_that_of_the_filter_run_ahead",
+            ),
+            "earlier choices forgotten": (
+                "column = column - earlier * earlier[:, best : best + 1]",
+                "pass",
+                "test_the_batch_is_that_of_the_filter_run_ahead",
+            ),
+            "targets as uncertain as before": (
+                "of_targets = (of_targets - row.square()).clamp_min(0)",
+                "pass",
+                "test_the_batch_is_that_of_the_filter_run_ahead",
+            ),
+            "learning by the scaled covariance": (
+                "w, w_target = curvature[candidates].mT, logits.scale * curvature[target].mT",
+                "w, w_target = logits.scale * curvature[candidates].mT, logits.scale * curvature[target].mT",
+                "test_the_batch_is_that_of_the_filter_run_ahead",
+            ),
+            "a margin is a lead": (
+                "return 1 - (first - second)",
+                "return first - second",
+                "test_entropy_and_ambiguity",
+            ),
+        },
+    ),
+    *_group(
         "prediction/conformal.py",
         "tests/prediction/test_conformal.py",
         {
@@ -533,11 +648,35 @@ PREDICTION = [
                 "test_sets_by_hand",
             ),
             "one limit for all classes": (
-                "self.scores[self.labels == c]",
-                "self.scores",
+                "coverage, self.labels == c)",
+                "coverage, self.labels >= 0)",
                 "test_sets_by_hand",
             ),
             "a penalty from the first rank on": ("FREE_RANKS = 5", "FREE_RANKS = 0", "test_nonconformity_by_hand"),
+        },
+    ),
+    *_group(
+        "prediction/conformal.py",
+        "tests/prediction/test_cross_conformal.py",
+        {
+            "a fold is compared with all images": ("folds[counted] == k", "folds[counted] >= 0", ""),
+            "images that fit as well are better": ('side="left"', 'side="right"', ""),
+        },
+    ),
+    *_group(
+        "prediction/expected.py",
+        "tests/prediction/test_expected.py",
+        {
+            "an interval with one end": (
+                "ndtri((1 + level) / 2)",
+                "ndtri(level)",
+                "test_the_ends_are_where_a_normal_test_begins_to_refuse",
+            ),
+            "the usual interval, of no width where all were right": (
+                " + z**2 / (4 * n**2))",
+                ")",
+                "",
+            ),
         },
     ),
     *_group(
@@ -588,9 +727,51 @@ PREDICTION = [
         },
     ),
     *_group(
+        "prediction/mahalanobis.py",
+        "tests/prediction/test_mahalanobis.py",
+        {
+            "half of what is mixed": (
+                "return 2 * Q @ (inverse * means).mT",
+                "return Q @ (inverse * means).mT",
+                "test_the_distance_is_its_definition",
+            ),
+            "freedom of the means is forgotten": (
+                "freedom = len(self.features) - int(self._there.sum())",
+                "freedom = len(self.features)",
+                "test_the_distance_is_its_definition",
+            ),
+            "held out, but not from the scatter": (
+                "share = torch.where(lone, 0.0, n / (n - 1).clamp_min(1))",
+                "share = 0.0 * n",
+                "test_held_out_distances_are_those_of_a_model_without_the_image",
+            ),
+            "the middle of all stays where it was": (
+                "- m[own]) / left",
+                "- m[own]) * 0",
+                "test_held_out_distances_are_those_of_a_model_without_the_image",
+            ),
+        },
+    ),
+    *_group(
         "prediction/ood.py",
         "tests/prediction/test_ood.py",
         {
+            "what is familiar counts, too": ("far.clamp_min(0)", "far", "test_the_score_is_its_definition"),
+            "deviations from zero": (
+                "(values - reference.mean()) / reference.std()",
+                "values / reference.std()",
+                "test_the_score_is_its_definition",
+            ),
+            "the interval of another rank": (
+                "betaincinv(rank, N + 1 - rank, q)",
+                "betaincinv(rank, N - rank, q)",
+                "test_thresholds_by_hand",
+            ),
+            "images are counted twice": (
+                "new = ~same.any(dim=1)",
+                "new = same.any(dim=1) | True",
+                "test_images_can_be_added_and_classes_left_out",
+            ),
             "the shrinkage of two images fewer": (
                 "directions = F.normalize(sums + SHRINKAGE * overall, dim=-1)",
                 "directions = F.normalize(sums + overall, dim=-1)",
@@ -602,8 +783,8 @@ PREDICTION = [
                 "test_held_out_scores_are_those_of_a_model_without_the_image",
             ),
             "a rank among N, not N + 1": (
-                "math.floor(rate * (N + 1) + 1e-9)",
-                "math.floor(rate * N + 1e-9)",
+                "math.floor(rate * (n + 1) + 1e-9)",
+                "math.floor(rate * n + 1e-9)",
                 "test_thresholds_by_hand",
             ),
             "the next rank": ("values[rank - 1]", "values[rank]", "test_thresholds_by_hand"),
@@ -671,6 +852,22 @@ ELSEWHERE = [
                 'self._adapt("q", pool.k_proj, x[:, :1])',
                 "test_attention_pool_with_sharp_attention",
             ),
+            "the head's correction is not seen through the projection": (
+                "Correction(weight, A @ weight.to(A.dtype), B)",
+                "Correction(weight, weight.to(A.dtype)[: len(A)], B)",
+                "test_merged_model_gives_the_same_similarities",
+            ),
+        },
+    ),
+    *_group(
+        "encoders/low_rank.py",
+        "tests/encoders/test_towers.py",
+        {
+            "a correction of the keys is merged into the queries": (
+                "B[part, :, group] = scaled[group]",
+                "B[group, :, group] = scaled[group]",
+                "test_merged_model_gives_the_same_similarities",
+            ),
         },
     ),
     *_group(
@@ -717,14 +914,98 @@ ELSEWHERE = [
         },
     ),
     *_group(
+        "prediction/label_noise.py",
+        "tests/prediction/test_label_noise.py",
+        {
+            "a wrong label may be the true class": (
+                "rate / (probabilities.shape[1] - 1)",
+                "rate / probabilities.shape[1]",
+                "test_it_is_the_sum_over_all_patterns_of_wrong_labels",
+            ),
+            "the rate's density without its substitution": (
+                " + (2 * root / _POINTS).log()",
+                " - math.log(_POINTS)",
+                "test_it_is_the_sum_over_all_patterns_of_wrong_labels",
+            ),
+            "another prior of the rate": (
+                "(PRIOR - 1) * torch.log1p(-rate)",
+                "PRIOR * torch.log1p(-rate)",
+                "test_it_is_the_sum_over_all_patterns_of_wrong_labels",
+            ),
+            "the likely label is the given one": (
+                "probabilities.scatter(1, labels.unsqueeze(1), 0.0)",
+                "probabilities",
+                "test_the_likely_label_is_the_most_probable_other_one",
+            ),
+            "no prediction is sharpened": (
+                "(sharpness * log_p).softmax(dim=1)",
+                "log_p.softmax(dim=1)",
+                "test_predictions_that_are_too_vague_are_sharpened",
+            ),
+        },
+    ),
+    *_group(
+        "methods/suspects.py",
+        "tests/methods/test_suspects.py",
+        {
+            "an image is predicted by itself": (
+                "        others = trusted.clone()\n        others[held] = False\n",
+                "        others = trusted.clone()\n",
+                "test_an_image_is_predicted_by_the_others_alone",
+            ),
+            "the least likely are left out": (
+                "wrong.argsort(descending=True,",
+                "wrong.argsort(descending=False,",
+                "test_as_many_as_are_expected_to_be_wrong_teach_no_more",
+            ),
+        },
+    ),
+    *_group(
         "methods/residuals.py",
         "tests/methods/test_class_residuals.py",
         {
             "the metric of a fold has seen what is held out": (
-                "ClassStatistics.of(fold.crops, fold.labels, len(whole.names)).metric()",
-                "ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
-                "torch.cat([fold.labels, fold.held_labels]), len(whole.names)).metric()",
+                "whole.metric(ClassStatistics.of(fold.crops, fold.labels, len(whole.names)))",
+                "whole.metric(ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
+                "torch.cat([fold.labels, fold.held_labels]), len(whole.names)))",
                 "test_the_choice_never_sees_an_image_that_is_held_out",
+            ),
+            "images held out are judged by a random crop": (
+                "self._learn(std), self._crops[:, 0]",
+                "self._learn(std), self._crops[:, -1]",
+                "test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops",
+            ),
+            "all images were held out by the first classifier": (
+                "torch.full_like(part.labels, number)",
+                "torch.full_like(part.labels, 0)",
+                "test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops",
+            ),
+            "what was held out outlives further images": (
+                "self.held_out = None  # it was about",
+                "pass  # it was about",
+                "test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops",
+            ),
+        },
+    ),
+    *_group(
+        "data/images.py",
+        "tests/cli/test_evaluate.py",
+        {
+            "images are told apart by their names": (
+                "for found in content_identities(sources)]",
+                "for found in [_hash(image_identity(source).encode()) for source in sources]]",
+                "test_images_that_were_trained_on_are_told_and_left_out",
+            ),
+        },
+    ),
+    *_group(
+        "methods/classifier.py",
+        "tests/cli/test_uncertainty.py",
+        {
+            "images learned on are not remembered": (
+                "self.fingerprints |= {",
+                "self.fingerprints = {",
+                "test_images_that_are_learned_twice_are_told",
             ),
         },
     ),
@@ -750,6 +1031,27 @@ ELSEWHERE = [
         {"four context tokens": ("context: int = 16", "context: int = 4", "test_the_published_context")},
     ),
     *_group(
+        "sorting.py",
+        "tests/cli/test_sort.py",
+        {
+            "unknown pictures have a class": (
+                "UNSURE if stranger or p < unsure",
+                "UNSURE if p < unsure",
+                "test_each_picture_goes_to_its_class_or_to_unsure",
+            ),
+            "pictures of one name take one place": (
+                "if _key(relative) in taken:",
+                "if False:",
+                "test_each_picture_goes_to_its_class_or_to_unsure",
+            ),
+            "what is there is taken for the same picture": (
+                "elif not _same(source, target, how):",
+                "elif False:",
+                "test_nothing_that_is_there_is_replaced",
+            ),
+        },
+    ),
+    *_group(
         "experiments/paper/printed.py",
         "tests/experiments/test_paper_studies.py",
         {
@@ -773,6 +1075,33 @@ ELSEWHERE = [
                 "72.80, 64.56, 87.00)",
                 "72.80, 64.56, 78.00)",
                 "test_the_papers_own_rows_typed_again",
+            ),
+        },
+    ),
+    *_group(
+        "plugins.py",
+        "tests/test_plugins.py",
+        {
+            "a file decides what is imported": (
+                "if _only_installed.get():",
+                "if False:",
+                "test_an_adapter_imports_nothing",
+            ),
+            "plug-ins win": (
+                "if name in own:",
+                "if name in own and name not in self._known:",
+                "test_our_names_win",
+            ),
+        },
+    ),
+    *_group(
+        "prediction/frames.py",
+        "tests/test_in_and_out.py",
+        {
+            "the probability at the mean": (
+                "prediction.confidence.numpy()",
+                "prediction.at_mean.amax(dim=1).numpy()",
+                "test_predictions_become_frames",
             ),
         },
     ),

@@ -59,7 +59,7 @@ def table(first: str, second: str, rows: list[Row] | None = None) -> str:
     sets, shots, seeds = values(rows, "data"), sorted(values(rows, "shots")), set(values(rows, "seed"))
     pair = (first, second)
 
-    frame = comparison.results()
+    frame = comparison.results("comparison")
     asked = frame[frame["data"].isin(sets) & (frame["shift"] == "") & (frame["status"] == "done")]
     # seeds that are done on all data sets, each with its mean over them
     by_seed = asked.groupby(["row", "shots", "seed"]).filter(lambda runs: len(runs) == len(sets))
@@ -95,7 +95,7 @@ def averaging_gains() -> str:
 
 def lower(measure: str) -> str:
     """The other methods that are better than the linearised default in the mean, by number of shots, as a list."""
-    rows, frame, lines = read_rows("uncertainty"), comparison.results(), []
+    rows, frame, lines = read_rows("uncertainty"), comparison.results("comparison"), []
     sign = 1 if measure in ("accuracy", "failure_auroc") else -1
     for k in sorted(values(rows, "shots")):
         ours = mean(only(rows, how="linearised", shots=k), measure)

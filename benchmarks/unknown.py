@@ -1,20 +1,26 @@
-"""Images of nothing it knows, and sets of classes: each data set against the others and against its own corruptions.
+"""Images of nothing it knows: near strangers, far strangers and corruptions.
 
     python -m benchmarks.unknown ../shared/data --part development                        what choices were made on
     python -m benchmarks.unknown ../shared/data --part test --json results/unknown.json   what is reported
 
-*development*: the familiar images are training images that no draw of this seed uses, the unknown ones the training
-images of the other sets. *test*: the test images. Beside the familiarity stand the published reference (MCM, the
-largest softmax of zero-shot similarities) and the largest probability of the fitted model. The threshold is set for
-5 % false alarms from the shots alone; how many there were is a table of its own. The last table is the coverage of
-conformal sets, with four of 16 shots held out to calibrate.
+*development*: the familiar images are training images that no draw of this seed uses, the unknown ones other training
+images. *test*: the test images. Far strangers are the other data sets. Near ones are a third of the classes of the
+same set, drawn by the seed and left out of the fit. Corruptions are those of the familiar images.
+
+Beside our score stand its two parts, and what others use: MCM (the largest softmax of zero-shot similarities); of the
+fitted model the largest probability, the largest logit, the energy and the epistemic part; of the features the
+Mahalanobis distance to the nearest class, and ViM. The threshold is set for 5 % false alarms from the shots alone; how
+many there were is a table of its own. Of 16 shots, four are also held out to make the threshold.
+
+An interrupted run goes on where it was: what it has measured lies beside the file, as NAME.partial.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,52 +33,117 @@ from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_fol
 from kalmanclip.data.corruptions import corrupted
 from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.features import image_features
+from kalmanclip.errors import DataError
+from kalmanclip.experiments.provenance import code_version
+from kalmanclip.files import read_json, write_json_atomic
 from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
 from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
-from kalmanclip.prediction import FALSE_ALARMS, OODDetector
-from kalmanclip.prediction.conformal import KINDS, Calibration
+from kalmanclip.prediction import FALSE_ALARMS, LogitGaussian, OODDetector, Threshold, expected_softmax
+from kalmanclip.prediction.mahalanobis import SPHERE
 
 PARTS = {"pacs": ("photo_train", "photo_test")}
 CORRUPTIONS = ("gaussian_noise:5", "fog:5", "defocus_blur:5", "contrast:5", "pixelate:5", "snow:3")
 CALIBRATION = 4
-COVERAGE = 0.9
-SCORES = ("familiarity", "MCM", "softmax")
+SCORES = {
+    "ours": "**ours**",
+    "familiarity": "familiarity",
+    "relative": "relative Mahalanobis",
+    "MCM": "MCM",
+    "softmax": "largest probability",
+    "logit": "largest logit",
+    "energy": "energy",
+    "epistemic": "epistemic part",
+    "Mahalanobis": "Mahalanobis",
+    "ViM": "ViM",
+}
+"""By name, what the tables call them; all are larger for familiar images."""
+KIND = {"near": "other classes of the set", "far": "other sets", "corrupted": "corruptions"}
+
+
+def kind_of(unknown: str) -> str:
+    """Whether it is near, far or corrupted."""
+    return unknown if unknown == "near" else "corrupted" if ":" in unknown else "far"
+
+
+def overview(rows: list[Row] | None = None) -> str:
+    """AUROC / FPR95 of every score by kind of strangers, the mean over sets, draws and numbers of shots above one."""
+    found = _detection(rows)
+    several = [row for row in found if row["shots"] > 1]
+    kinds = {kind: [row for row in several if kind_of(row["unknown"]) == kind] for kind in KIND}
+    kinds = {kind: part for kind, part in kinds.items() if part}
+    best = {
+        (kind, measured): best_of(f"{_balanced(part, f'{measured} {score}'):.1f}" for score in SCORES)
+        for kind, part in kinds.items()
+        for measured, best_of in (("AUROC", _largest), ("FPR95", _smallest))
+    }
+
+    def text(kind: str, measured: str, score: str) -> str:
+        shown = f"{_balanced(kinds[kind], f'{measured} {score}'):.1f}"
+        return f"**{shown}**" if shown == best[kind, measured] else shown
+
+    lines = [
+        [name, *(f"{text(kind, 'AUROC', score)} / {text(kind, 'FPR95', score)}" for kind in kinds)]
+        for score, name in SCORES.items()
+    ]
+    return markdown(["AUROC / FPR95 in %", *(KIND[kind] for kind in kinds)], lines)
 
 
 def table(rows: list[Row] | None = None) -> str:
-    """AUROC of familiarity by number of shots, bold where better than MCM, of MCM, and of the fitted softmax."""
-    rows = only(read_rows("unknown") if rows is None else rows, kind="detection")
+    """AUROC of our score by number of shots, bold where nothing else is better, and the best other with its name."""
+    rows = _detection(rows)
     shots = sorted(values(rows, "shots"))
     lines = []
     for familiar, unknown in _pairs(rows):
         found = only(rows, familiar=familiar, unknown=unknown)
-        mcm = mean(found, "AUROC MCM")
-        ours = [mean(only(found, shots=k), "AUROC familiarity") for k in shots]
-        shown = [f"**{value:.1f}**" if value > mcm else f"{value:.1f}" for value in ours]
-        softmax = mean(only(found, shots=shots[-1]), "AUROC softmax")
-        lines.append([familiar, unknown.replace(":", " "), *shown, f"{mcm:.1f}", f"{softmax:.1f}"])
-    heads = ["familiar", "unknown", *map(shots_head, shots), "MCM", f"softmax, {shots_head(shots[-1])}"]
-    return markdown(heads, lines, left=2)
+        shown = []
+        for k in shots:
+            part = only(found, shots=k)
+            ours = f"{mean(part, 'AUROC ours'):.1f}"
+            best = max(mean(part, f"AUROC {score}") for score in SCORES)
+            shown.append(f"**{ours}**" if ours == f"{best:.1f}" else ours)
+        last = only(found, shots=shots[-1])
+        other = max((score for score in SCORES if score != "ours"), key=lambda score: mean(last, f"AUROC {score}"))
+        columns = [f"{mean(last, f'AUROC {score}'):.1f}" for score in ("familiarity", "softmax", other)]
+        lines.append([familiar, unknown.replace(":", " "), *shown, *columns, SCORES[other]])
+    last_head = shots_head(shots[-1])
+    heads = [
+        "familiar",
+        "unknown",
+        *map(shots_head, shots),
+        f"familiarity, {last_head}",
+        "largest probability",
+        "best other",
+    ]
+    return markdown([*heads, "which"], lines, left=2)
 
 
-def better(what: str) -> str:
-    """On how many data sets, or corruptions, familiarity is better than MCM at every number of shots: '11 of 12'."""
-    rows = only(read_rows("unknown"), kind="detection")
-    pairs = [pair for pair in _pairs(rows) if (":" in pair[1]) == (what == "corruptions")]
+def shortfall(kind: str, rows: list[Row] | None = None) -> str:
+    """By how much our mean AUROC is below the best single score's, in points, by number of shots; or above."""
+    found = [row for row in _detection(rows) if kind_of(row["unknown"]) == kind]
+    said = []
+    for k in sorted(values(found, "shots")):
+        part = only(found, shots=k)
+        best = max((s for s in SCORES if s != "ours"), key=lambda s: _balanced(part, f"AUROC {s}"))
+        gap = _balanced(part, "AUROC ours") - _balanced(part, f"AUROC {best}")
+        said.append(f"{shots_head(k)}: {gap:+.1f} ({SCORES[best]})".replace("-", "−"))
+    return "; ".join(said)
 
-    def wins(familiar: str, unknown: str) -> bool:
-        found = only(rows, familiar=familiar, unknown=unknown)
-        parts = [only(found, shots=k) for k in values(found, "shots")]
-        return all(mean(part, "AUROC familiarity") > mean(part, "AUROC MCM") for part in parts)
 
-    return f"{sum(wins(*pair) for pair in pairs)} of {len(pairs)}"
+def _detection(rows: list[Row] | None) -> list[Row]:
+    return only(read_rows("unknown") if rows is None else rows, kind="detection")
 
 
-def means(measured: str, score: str, rows: list[Row] | None = None) -> str:
-    """The mean of AUROC or FPR95 over everything unknown, by number of shots: '42, 39 and 38'; once, if all agree."""
-    rows = only(read_rows("unknown") if rows is None else rows, kind="detection")
-    found = [f"{mean(only(rows, shots=k), f'{measured} {score}'):.0f}" for k in sorted(values(rows, "shots"))]
-    return found[0] if len(set(found)) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+def _balanced(rows: list[Row], name: str) -> float:
+    """The mean over data sets of the means over all else: a set with more corruptions counts no more."""
+    return float(np.mean([mean(only(rows, familiar=own), name) for own in values(rows, "familiar")]))
+
+
+def _largest(shown: Iterable[str]) -> str:
+    return max(shown, key=float)
+
+
+def _smallest(shown: Iterable[str]) -> str:
+    return min(shown, key=float)
 
 
 def alarms(rows: list[Row] | None = None) -> str:
@@ -94,33 +165,21 @@ def alarms_by_fit() -> str:
     return f"from {span(row['false alarms'] for row in rows)} % in these {len(rows)} fits"
 
 
-def conformal(rows: list[Row] | None = None) -> str:
-    """Coverage in % and size of conformal sets, by data set and kind."""
-    rows = only(read_rows("unknown") if rows is None else rows, kind="conformal")
-    lines = []
-    for name in values(rows, "data"):
-        found = only(rows, data=name)
-        shown = [f"{mean(found, f'{kind} covered'):.1f} / {mean(found, f'{kind} size'):.1f}" for kind in KINDS]
-        lines.append([name, str(found[0]["classes"]), f"{mean(found, 'accuracy'):.1f}", *shown])
-    first, *others = (f"`{kind}`" for kind in KINDS)
-    return markdown(["set", "classes", "accuracy", f"{first}: covered / size", *others], lines)
+def intervals(held_out: str) -> str:
+    """In how many fits the share of false alarms is inside the interval: '20 of 24'; of images ``held_out`` or not."""
+    rows = only(read_rows("unknown"), kind="held out" if held_out == "held_out" else "alarms", counted=True)
+    return f"{sum(row['in interval'] for row in rows)} of {len(rows)}"
 
 
-def below_coverage() -> str:
-    """Where the mean coverage is below what was asked for."""
-    rows = only(read_rows("unknown"), kind="conformal")
-    covered = {
-        f"{SETS.get(name, name)} with `{kind}`": mean(only(rows, data=name), f"{kind} covered")
-        for name in values(rows, "data")
-        for kind in KINDS
-    }
-    below = [f"{name} ({value:.1f} %)" for name, value in covered.items() if value < 100 * COVERAGE]
-    return ", ".join(below) or "nowhere"
+def held_out_alarms() -> str:
+    """The mean share of false alarms where held-out images make the threshold, and the least and the largest, in %."""
+    rows = only(read_rows("unknown"), kind="held out", counted=True)
+    return f"{mean(rows, 'false alarms'):.1f} % (single fits: {span(row['false alarms'] for row in rows)} %)"
 
 
 def _pairs(rows: list[Row]) -> list[tuple[str, str]]:
     """Familiar and unknown, in the order of the data sets; corruptions after data sets."""
-    order = {name: number for number, name in enumerate((*SETS, *CORRUPTIONS))}
+    order = {name: number for number, name in enumerate(("near", *SETS, *CORRUPTIONS))}
     pairs = {(row["familiar"], row["unknown"]) for row in rows}
     return sorted(pairs, key=lambda pair: [order.get(name, len(order)) for name in pair])
 
@@ -136,11 +195,23 @@ class DataSet:
     features: Tensor
     damaged: dict[str, Tensor]
 
-    def task(self, shots: int, seed: int) -> FewShotTask:
+    def task(self, shots: int, seed: int, classes: Sequence[int] | None = None) -> FewShotTask:
+        """The shots of all classes, or of those with these numbers."""
         lists = read_shot_lists(self.folder, self.train)
         images = few_shot_task(self.train, None, None, shots, seed, shot_lists=lists).train
+        if classes is not None:
+            number = {label: i for i, label in enumerate(classes)}
+            some = images.subset(i for i, label in enumerate(images.labels) if label in number)
+            names = [images.class_names[label] for label in classes]
+            images = LabelledImages(some.sources, [number[label] for label in some.labels], names)
         template = TEMPLATES.get(self.name, "a photo of a {}.")
         return FewShotTask(images, templates=(template,), seed=seed)
+
+    def kept_classes(self, seed: int) -> list[int]:
+        """Two thirds of the classes; the others are near strangers to them."""
+        classes = len(self.train.class_names)
+        order = np.random.default_rng(seed).permutation(classes)
+        return sorted(order[classes // 3 :].tolist())
 
     def familiar(self, part: str, seed: int) -> list[int]:
         """Positions of images that no task of this seed learns from."""
@@ -168,73 +239,139 @@ def fitted(backbone: Backbone, task: FewShotTask) -> tuple[ClassResiduals, OODDe
     return method, OODDetector.of(f, labels, method.residuals.T, [""] * len(labels))
 
 
-def scores(method: ClassResiduals, known: OODDetector, f: Tensor) -> dict[str, np.ndarray]:
-    """By name, larger for familiar images."""
-    with torch.no_grad():
-        return {
-            "familiarity": -known.score(f).cpu().numpy(),
-            "MCM": maximum_softmax((f @ known.texts.mT).cpu()),
-            "softmax": maximum_softmax(method.residuals.logits(f).cpu()),
+class Rivals:
+    """What others use beside the score of a fitted model: Gaussians of the features, and ViM.
+
+    The covariance within classes is drawn towards a sphere as ours is, and is one where every class has one image.
+    """
+
+    def __init__(self, method: ClassResiduals, known: OODDetector) -> None:
+        self.method, self.known = method, known
+        f, labels = known.features.double(), known.labels
+        C, d = len(known.texts), f.shape[1]
+        self.means = torch.stack([f[labels == c].mean(dim=0) for c in range(C)])
+        self.middle = self.means.mean(dim=0)
+        around = f - self.means[labels]
+        S = around.mT @ around / max(len(f) - C, 1)
+        size = float(S.trace()) / d or 1.0
+        S = (1 - SPHERE) * S + SPHERE * size * torch.eye(d, dtype=f.dtype)
+        self.root = torch.linalg.inv(torch.linalg.cholesky(S)).mT
+        # ViM: what lies outside the principal directions, scaled to the logits of the training images
+        centred = f - self.middle
+        directions = torch.linalg.eigh(centred.mT @ centred)[1]
+        self.outside = directions[:, : d - min(len(f) // 2, d // 2)]
+        largest = method.residuals.logits(known.features).amax(dim=1).double()
+        self.alpha = float(largest.mean() / (centred @ self.outside).norm(dim=1).mean())
+
+    @torch.no_grad()
+    def scores(self, f: Tensor) -> dict[str, np.ndarray]:
+        """By name, larger for familiar images."""
+        residuals = self.method.residuals
+        logits = residuals.logits(f)
+        gaussian = LogitGaussian(logits, residuals.covariance_scale * residuals.variance(f))
+        z = (f.double() - self.middle) @ self.root
+        nearest = torch.cdist(z, (self.means - self.middle) @ self.root).square().amin(dim=1)
+        energy = logits.double().logsumexp(dim=1)
+        found = {
+            "ours": -self.known.score(f),
+            "familiarity": -self.known.unfamiliarity(f),
+            "relative": z.square().sum(dim=1) - nearest,
+            "MCM": torch.from_numpy(maximum_softmax((f @ self.known.texts.mT).cpu())),
+            "softmax": logits.double().log_softmax(dim=1).amax(dim=1),  # its logarithm: no ties at one
+            "logit": logits.amax(dim=1),
+            "energy": energy,
+            "epistemic": -expected_softmax(gaussian).decompose().epistemic,
+            "Mahalanobis": -nearest,
+            "ViM": energy - self.alpha * ((f.double() - self.middle) @ self.outside).norm(dim=1),
         }
+        return {name: score.cpu().numpy() for name, score in found.items()}
+
+
+def compared(inside: dict[str, np.ndarray], outside: dict[str, np.ndarray]) -> Row:
+    """AUROC and FPR95 of every score, in %."""
+    row: Row = {f"AUROC {s}": 100 * detection_auroc(inside[s], outside[s]) for s in SCORES}
+    return row | {f"FPR95 {s}": 100 * fpr_at_tpr(inside[s], outside[s]) for s in SCORES}
+
+
+def false_alarms(threshold: Threshold, inside: np.ndarray) -> Row:
+    """The share of familiar images with these scores that are marked, and whether that is in the interval."""
+    share = float((inside < -threshold.value).mean())
+    low, high = threshold.interval or (0.0, 1.0)
+    return {"false alarms": 100 * share, "counted": threshold.counted, "in interval": low <= share <= high}
 
 
 def measure(
-    sets: list[DataSet], shots: int, seeds: Sequence[int], part: str, backbone: Backbone, rate: float
+    sets: list[DataSet], own: DataSet, shots: int, seed: int, part: str, backbone: Backbone, rate: float
 ) -> list[Row]:
-    """Rows of detection and of false alarms."""
+    """Rows of detection and of false alarms of one fit."""
     found: list[Row] = []
-    for own in sets:
-        for seed in seeds:
-            method, known = fitted(backbone, own.task(shots, seed))
-            rows = own.familiar(part, seed)
-            run: Row = {"familiar": own.name, "shots": shots, "seed": seed}
-            inside = scores(method, known, own.features[rows])
-            threshold = known.threshold(rate)
-            outside = {other.name: other.features for other in sets if other is not own}
-            outside |= {damage: f[rows] for damage, f in own.damaged.items()}
-            flagged = []
-            for name, f in outside.items():
-                theirs = scores(method, known, f)
-                row = {f"AUROC {s}": 100 * detection_auroc(inside[s], theirs[s]) for s in SCORES}
-                row |= {f"FPR95 {s}": 100 * fpr_at_tpr(inside[s], theirs[s]) for s in SCORES}
-                found.append({"kind": "detection", **run, "unknown": name, **row})
-                if ":" not in name:
-                    flagged.append(float((theirs["familiarity"] < -threshold.value).mean()))
-            false = float((inside["familiarity"] < -threshold.value).mean())
-            row = {"false alarms": 100 * false, "marked": 100 * float(np.mean(flagged)), "counted": threshold.counted}
-            found.append({"kind": "alarms", **run, **row})
+    run: Row = {"familiar": own.name, "shots": shots, "seed": seed}
+    rows = own.familiar(part, seed)
+    rivals = Rivals(*fitted(backbone, own.task(shots, seed)))
+    inside = rivals.scores(own.features[rows])
+    outside = {other.name: other.features for other in sets if other is not own}
+    outside |= {damage: f[rows] for damage, f in own.damaged.items()}
+    threshold = rivals.known.threshold(rate)
+    flagged = []
+    for name, f in outside.items():
+        theirs = rivals.scores(f)
+        found.append({"kind": "detection", **run, "unknown": name, **compared(inside, theirs)})
+        if ":" not in name:
+            flagged.append(float((theirs["ours"] < -threshold.value).mean()))
+    row = false_alarms(threshold, inside["ours"]) | {"marked": 100 * float(np.mean(flagged))}
+    found.append({"kind": "alarms", **run, **row})
+    found.append({"kind": "detection", **run, "unknown": "near", **near(own, shots, seed, rows, part, backbone)})
     return found
 
 
-def measure_sets(sets: list[DataSet], seeds: Sequence[int], part: str, backbone: Backbone) -> list[Row]:
-    """Rows of conformal sets."""
-    found: list[Row] = []
-    for own in sets:
-        for seed in seeds:
-            task = own.task(MOST_SHOTS, seed)
-            seen: dict[int, int] = {}
-            place = []
-            for label in task.train.labels:
-                place.append(seen.get(label, 0))
-                seen[label] = place[-1] + 1
-            held = task.train.subset(i for i, p in enumerate(place) if p >= MOST_SHOTS - CALIBRATION)
-            kept = task.train.subset(i for i, p in enumerate(place) if p < MOST_SHOTS - CALIBRATION)
-            method, _ = fitted(backbone, dataclasses.replace(task, train=kept))
-            rows = own.familiar(part, seed)
-            with torch.no_grad():
-                before, after = (
-                    method.residuals.logits(f).softmax(dim=1).cpu().numpy()
-                    for f in (image_features(DualEncoder(backbone), held.sources), own.features[rows])
-                )
-            labels = np.array(own.inside.labels)[rows]
-            row: Row = {"kind": "conformal", "data": own.name, "classes": len(own.train.class_names), "seed": seed}
-            row["accuracy"] = 100 * float((after.argmax(axis=1) == labels).mean())
-            for kind in KINDS:
-                inside = Calibration.of(before, held.labels, kind).sets(after, COVERAGE)
-                row[f"{kind} covered"] = 100 * float(inside[np.arange(len(labels)), labels].mean())
-                row[f"{kind} size"] = float(inside.sum(axis=1).mean())
-            found.append(row)
-    return found
+def near(own: DataSet, shots: int, seed: int, rows: list[int], part: str, backbone: Backbone) -> Row:
+    """Two thirds of the classes learned, the others shown."""
+    kept = own.kept_classes(seed)
+    rivals = Rivals(*fitted(backbone, own.task(shots, seed, kept)))
+    labels = np.array(own.inside.labels)
+    inside = [i for i in rows if labels[i] in kept]
+    outside = np.where(~np.isin(labels, kept))[0]
+    return compared(rivals.scores(own.features[inside]), rivals.scores(own.features[outside]))
+
+
+def measure_held_out(own: DataSet, seed: int, part: str, backbone: Backbone, rate: float) -> Row:
+    """The row of false alarms where a part of the most shots is held out to make the threshold."""
+    task = own.task(MOST_SHOTS, seed)
+    seen: dict[int, int] = {}
+    place = []
+    for label in task.train.labels:
+        place.append(seen.get(label, 0))
+        seen[label] = place[-1] + 1
+    held = task.train.subset(i for i, p in enumerate(place) if p >= MOST_SHOTS - CALIBRATION)
+    kept = task.train.subset(i for i, p in enumerate(place) if p < MOST_SHOTS - CALIBRATION)
+    _, known = fitted(backbone, dataclasses.replace(task, train=kept))
+    calibration = known.score(image_features(DualEncoder(backbone), held.sources))
+    threshold = dataclasses.replace(known, calibration=calibration).threshold(rate)
+    inside = -known.score(own.features[own.familiar(part, seed)]).cpu().numpy()
+    return {"kind": "held out", "familiar": own.name, "seed": seed, **false_alarms(threshold, inside)}
+
+
+def resumed(
+    options: argparse.Namespace, cells: Iterable[tuple[Any, ...]], measured: Callable[..., list[Row]]
+) -> list[Row]:
+    """The rows of all cells; those that an interrupted run of the same code and options has measured are read."""
+    if options.json is None:
+        return [row for cell in cells for row in measured(*cell)]
+    path = options.json.with_suffix(".partial")
+    given = {name: str(value) for name, value in vars(options).items() if name != "json"}
+    state: dict[str, Any] = {"code": code_version()["source"], "options": given, "cells": {}}
+    if path.exists():
+        before = read_json(path, DataError)
+        state = before if {**before, "cells": {}} == state else state
+    for cell in cells:
+        name = " ".join(map(str, cell))
+        if name not in state["cells"]:
+            state["cells"][name] = measured(*cell)
+            write_json_atomic(path, state, DataError)
+    rows = [row for found in state["cells"].values() for row in found]
+    write_rows(options, rows)
+    path.unlink()
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -251,22 +388,25 @@ def main(arguments: list[str] | None = None) -> None:
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone(options.model, options.device)
-    sets = [
-        read(options.root, name, options.part, backbone, options.corruptions)
+    sets = {
+        name: read(options.root, name, options.part, backbone, options.corruptions)
         for name in track(options.sets, "reading", transient=True)
-    ]
-    rows: list[Row] = []
-    for shots in options.shots if len(sets) > 1 else ():
-        rows += measure(sets, shots, options.seeds, options.part, backbone, options.rate)
-    rows += measure_sets(sets, options.seeds, options.part, backbone)
-    write_rows(options, rows)
+    }
+
+    def measured(name: str, shots: int, seed: int) -> list[Row]:
+        own = sets[name]
+        rows = measure(list(sets.values()), own, shots, seed, options.part, backbone, options.rate)
+        if shots == MOST_SHOTS:
+            rows.append(measure_held_out(own, seed, options.part, backbone, options.rate))
+        return rows
+
+    with torch.no_grad():
+        cells = [(name, shots, seed) for shots in options.shots for name in sets for seed in options.seeds]
+        rows = resumed(options, track(cells, "fits", transient=True), measured)
     print(f"{options.model}, {options.part} images, seeds {options.seeds}; AUROC in %")
-    if len(sets) > 1:
-        print(table(rows), alarms(rows), sep="\n\n", end="\n\n")
-        for measured in ("AUROC", "FPR95"):
-            shown = (f"{score} {means(measured, score, rows)}" for score in SCORES)
-            print(f"mean {measured} at {options.shots} shots: {'; '.join(shown)}")
-    print(conformal(rows))
+    print(overview(rows), table(rows), alarms(rows), sep="\n\n", end="\n\n")
+    for kind in KIND:
+        print(f"{KIND[kind]}: ours less the best single score: {shortfall(kind, rows)}")
 
 
 if __name__ == "__main__":
