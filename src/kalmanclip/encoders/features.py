@@ -14,6 +14,7 @@ from kalmanclip.data.images import ImageSource, cache_decoded, content_identitie
 from kalmanclip.data.prompts import class_prompts
 from kalmanclip.encoders.backbone import Backbone
 from kalmanclip.encoders.cache import Encode, describe_product, through_cache
+from kalmanclip.encoders.crops import Pictures
 from kalmanclip.encoders.dual import DualEncoder
 from kalmanclip.encoders.preprocess import Preprocess, RandomCrop, RandomCropConfig
 from kalmanclip.encoders.tower import Tower
@@ -211,14 +212,25 @@ def fresh_crops(
         seed: of the crops.
     """
 
-    def crop(epoch: int) -> RandomCrop | None:
-        return None if crop_scale is None else RandomCrop(backbone, crop_scale, seed, epoch)
+    preprocess = backbone.preprocess
+    if crop_scale is None or not (isinstance(preprocess, Preprocess) and preprocess.takes_bytes):
 
-    pictures = cache_decoded(sources, _min_side(backbone, crop(0)))
+        def crop(epoch: int) -> RandomCrop | None:
+            return None if crop_scale is None else RandomCrop(backbone, crop_scale, seed, epoch)
+
+        kept = cache_decoded(sources, _min_side(backbone, crop(0)))
+
+        def whole(positions: Tensor, epoch: int) -> Tensor:
+            (images,) = decoded(backbone, [kept[i] for i in positions.tolist()], crop(epoch), len(positions))
+            return images
+
+        return whole
+
+    pictures = Pictures(sources, RandomCrop(backbone, crop_scale, seed, 0).min_side, backbone.device)
 
     def batch(positions: Tensor, epoch: int) -> Tensor:
-        (images,) = decoded(backbone, [pictures[i] for i in positions.tolist()], crop(epoch), len(positions))
-        return images
+        crops = pictures.crops(positions.tolist(), RandomCrop(backbone, crop_scale, seed, epoch))
+        return preprocess.finish(crops.to(torch.uint8)).to(backbone.dtype)
 
     return batch
 

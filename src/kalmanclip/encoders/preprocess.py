@@ -32,6 +32,9 @@ class Preprocess:
 
     Args:
         transform: open_clip's.
+
+    Attributes:
+        takes_bytes: whether it comes in two parts, so that `finish` takes bytes.
     """
 
     widest = 8  # sides in a larger proportion are cropped; far enough from the centre not to touch the result
@@ -42,7 +45,7 @@ class Preprocess:
         names = [type(step).__name__ for step in steps]
         self.crops = "CenterCrop" in names
         # 'ToTensor' and 'Normalize' are a division, a subtraction and a division of every number by itself
-        self._in_two = names[-2:] in (["MaybeToTensor", "Normalize"], ["ToTensor", "Normalize"])
+        self.takes_bytes = names[-2:] in (["MaybeToTensor", "Normalize"], ["ToTensor", "Normalize"])
         self._steps, self._normalize = steps[:-2], steps[-1] if steps else None
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -51,7 +54,7 @@ class Preprocess:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Do the first part: a picture to what `finish` takes of each, bytes (h, w, 3) if possible."""
-        if not self._in_two:
+        if not self.takes_bytes:
             return self(image)
         image = self._without_ends(image)
         for step in self._steps:
@@ -60,7 +63,7 @@ class Preprocess:
 
     def finish(self, batch: Tensor) -> Tensor:
         """Do the second part, on the batch's device: preprocessed pictures (B, 3, h, w)."""
-        if not self._in_two or batch.dtype != torch.uint8:
+        if not self.takes_bytes or batch.dtype != torch.uint8:
             return batch
         x = batch.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         x.div_(torch.tensor(255.0, device=x.device))  # by a Python number a GPU multiplies with a rounded inverse
@@ -174,12 +177,20 @@ class RandomCrop:
 
     def cut(self, image: Image.Image) -> Image.Image:
         """Return one picture's crop in this pass, in the network's resolution."""
-        generator = random.Random(f"{self.key}:{zlib.crc32(image.tobytes())}")
+        box, flip = self.draw(image.size, zlib.crc32(image.tobytes()))
         side = self.backbone.image_size
-        crop = image.resize((side, side), Image.Resampling.BICUBIC, box=self._box(image.size, generator))
-        if generator.random() < 0.5:
-            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return crop
+        crop = image.resize((side, side), Image.Resampling.BICUBIC, box=box)
+        return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else crop
+
+    def draw(self, size: tuple[int, int], checksum: int) -> tuple[tuple[int, int, int, int], bool]:
+        """Return the box of one picture's crop in this pass, and whether it is mirrored.
+
+        Args:
+            size: width and height.
+            checksum: of the picture's pixels.
+        """
+        generator = random.Random(f"{self.key}:{checksum}")
+        return self._box(size, generator), generator.random() < 0.5
 
     def _box(self, size: tuple[int, int], generator: random.Random) -> tuple[int, int, int, int]:
         """Return left, upper, right, lower: random area, log-uniform ratio, or the largest centre crop if none fits."""
