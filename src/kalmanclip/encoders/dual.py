@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from typing import Any
 
 import torch
@@ -28,9 +30,11 @@ class DualEncoder(nn.Module):
 
     Attributes:
         theta: all parameters, (n,): the image tower's, then the text tower's.
+        fixed: every ``A`` that is no parameter, laid end to end.
     """
 
     theta: Tensor
+    fixed: Tensor
 
     def __init__(self, backbone: Backbone, config: LowRankConfig | None = None, seed: int = 0) -> None:
         super().__init__()
@@ -50,19 +54,45 @@ class DualEncoder(nn.Module):
 
     def _lay_out(self, device: torch.device, dtype: torch.dtype) -> None:
         """Give every matrix its slice of one flat vector: within a tower, layer by layer, ``A`` then ``B``."""
-        self.groups = [layer.A.numel() + layer.B.numel() for layer in self.layers()]
+        self.groups = [sum(getattr(layer, name).numel() for name in layer.own) for layer in self.layers()]
         self.theta = torch.zeros(sum(self.groups), device=device, dtype=dtype)
         self.n_image = sum(p.numel() for p in self.image.parameters())
+        fixed = [layer for layer in self.layers() if "A" not in layer.own]
+        self.fixed = torch.zeros(sum(layer.A.numel() for layer in fixed), device=device, dtype=dtype)
+        for layer, part in zip(fixed, self.fixed.split([layer.A.numel() for layer in fixed]), strict=True):
+            layer.A = part.view(layer.A.shape)
         begin = 0
         for tower in (self.image, self.text):
             tower_begin = begin
             for layer in tower.low_rank_layers():
                 layer.start = begin - tower_begin  # relative: each tower writes into its own part of H
-                for name in ("A", "B"):
+                for name in layer.own:
                     shape = getattr(layer, name).shape
                     view = self.theta[begin : begin + shape.numel()].view(shape)
                     setattr(layer, name, nn.Parameter(view))
                     begin += shape.numel()
+
+    @torch.no_grad()
+    def start_principal(self, images: Activations) -> None:
+        """Set every ``A`` of the image tower to the leading principal directions of what its map is given.
+
+        They are whitened: what ``A`` makes of a token has second moments of one, so that all rows of ``B`` count alike.
+
+        Args:
+            images: activations of some images.
+        """
+        seen: dict[int, Tensor] = {}
+        layers = list(self.image.low_rank_layers())
+        for number, layer in enumerate(layers):
+            layer.watch = functools.partial(_keep_tokens, seen, number)
+        try:
+            self.encode_images(images)
+        finally:
+            for layer in layers:
+                layer.watch = None
+        for number, layer in enumerate(layers):
+            r = layer.B.shape[2]
+            layer.A.copy_(principal_directions(seen[number].to(layer.A), r).repeat(len(layer.B), 1))
 
     @property
     def n(self) -> int:
@@ -108,9 +138,34 @@ class DualEncoder(nn.Module):
         )
         with torch.no_grad():
             twin.theta.copy_(self.theta)
+            twin.fixed.copy_(self.fixed)
         twin.image.merge_()
         twin.text.merge_()
         return plain
+
+
+_TOKENS = 2048  # that principal directions are made of
+
+
+def _keep_tokens(seen: dict[int, Tensor], number: int, x: Tensor) -> None:
+    """Keep some of the tokens (N, [tokens,] d) that are given to a layer, spread evenly over them."""
+    rows = x.detach().flatten(0, -2)
+    seen[number] = rows[:: math.ceil(len(rows) / _TOKENS)]
+
+
+def principal_directions(x: Tensor, r: int) -> Tensor:
+    """Return the r leading eigenvectors of the second moments of x (n, d), over the root of their eigenvalues: (r, d).
+
+    By subspace iteration: d is large, and r small.
+    """
+    generator = torch.Generator().manual_seed(0)
+    Q = torch.randn(x.shape[1], min(r + 8, *x.shape), generator=generator, dtype=x.dtype).to(x.device)
+    for _ in range(8):
+        Q = torch.linalg.qr(x.mT @ (x @ Q)).Q
+    y = x @ Q
+    values, vectors = torch.linalg.eigh(y.mT @ y / len(x))  # in ascending order
+    roots = values[-r:].clamp_min(torch.finfo(x.dtype).eps * values[-1]).sqrt()
+    return (Q @ vectors[:, -r:] / roots).mT.flip(0)
 
 
 def averaged_prompts(t: Tensor, templates: int) -> Tensor:

@@ -18,7 +18,7 @@ through the text tower for every text and one image each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -44,8 +44,34 @@ def _pull(embedding: Tensor, cotangent: Tensor, tower: Tower, target: Tensor, la
     tower.sink.target = target
     # Naming the parameters makes autograd visit every low-rank layer; their gradients come back as None because the
     # layers have written the per-sample ones into the sink.
-    parameters = [layer.A for layer in tower.low_rank_layers()]
+    parameters = [layer.B for layer in tower.low_rank_layers()]
     torch.autograd.grad(embedding, parameters, cotangent, retain_graph=not last, allow_unused=True)
+
+
+Outputs = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From embeddings (B, d) to one output for each image (B,), which depends on its own alone, and its derivatives with
+respect to that (B, d)."""
+
+
+def image_rows(encoder: DualEncoder, images: Activations, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs of the image tower, their Jacobian in one backward pass, and the embeddings.
+
+    Args:
+        encoder: the model at its current ``theta``; its text tower is left alone.
+        images: activations of B images.
+        outputs: what is observed of the embeddings.
+
+    Returns:
+        The outputs (B,), the Jacobian (B, n_image) and the embeddings (B, d), without derivatives.
+    """
+    with torch.enable_grad(), _recording(encoder.image):
+        f = encoder.encode_images(images)
+    seen = f.detach()
+    y_hat, slopes = outputs(seen)
+    H = seen.new_empty(len(seen), encoder.n_image)
+    with _recording(encoder.image):
+        _pull(f, slopes, encoder.image, H, last=True)
+    return y_hat, H, seen
 
 
 class SimilarityJacobian:

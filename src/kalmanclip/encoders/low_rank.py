@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kalmanclip.config import QUIET
 from kalmanclip.errors import ConfigError
 
 TARGETS = ("q", "k", "v", "out", "mlp")
@@ -34,6 +35,8 @@ class LowRankConfig:
             frozen and computed once per image.
         rank: r, the rank of every correction.
         scale: s, the factor in ``s B A``.
+        learn_a: whether ``A`` is a parameter, too. If not, the outputs of a layer are linear in the parameters, and
+            no step can be thrown off by ``B`` and ``A`` moving at once.
     """
 
     placement: str = "head"
@@ -42,6 +45,7 @@ class LowRankConfig:
     last_blocks: int | None = None
     rank: int = 16
     scale: float = 1.0
+    learn_a: bool = field(default=True, metadata=QUIET)
 
     def __post_init__(self) -> None:
         if self.placement not in ("head", "towers"):
@@ -110,9 +114,12 @@ class LowRank(nn.Module):
     Attributes:
         dropout: what the input of each group goes through, called once for each; None for nothing. The frozen path
             sees the input as it is. Not for recorded derivatives, which are those of the model without dropout.
+        watch: is shown the input; None for nobody.
     """
 
+    A: Tensor
     dropout: Callable[[Tensor], Tensor] | None = None
+    watch: Callable[[Tensor], None] | None = None
 
     def __init__(self, d_in: int, d_out: int, config: LowRankConfig, sink: RowSink, groups: int = 1) -> None:
         super().__init__()
@@ -121,11 +128,20 @@ class LowRank(nn.Module):
                 f"rank {config.rank} is larger than the {min(d_in, d_out)} dimensions of the map it corrects: "
                 "a low rank is the point. Choose a smaller one."
             )
-        self.A = nn.Parameter(torch.zeros(groups * config.rank, d_in))
+        A = torch.zeros(groups * config.rank, d_in)
         self.B = nn.Parameter(torch.zeros(groups, d_out, config.rank))
+        if config.learn_a:
+            self.A = nn.Parameter(A)
+        else:
+            self.register_buffer("A", A)
         self.scale = config.scale
         self.sink = sink
         self.start = 0  # where this layer's parameters begin in theta; set when theta is laid out
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of its parameters, in the order of `theta`."""
+        return ("A", "B") if isinstance(self.A, nn.Parameter) else ("B",)
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw ``A`` from N(0, 1/d_in) and set ``B`` to zero: the correction vanishes, its derivative does not."""
@@ -149,6 +165,8 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x of shape (N, tokens, d_in) or (N, d_in) to (N, [tokens,] groups * d_out)."""
+        if self.watch is not None:
+            self.watch(x)
         if self.sink.recording:
             return _RecordedLowRank.apply(x, self.A, self.B, self)
         A, wide = self.scaled(self.A.T).to(x.dtype), _block_diagonal(self.B).to(x.dtype)
@@ -191,22 +209,25 @@ class _RecordedLowRank(torch.autograd.Function):
         layer: LowRank = ctx.layer
         gB = grad @ layer.scaled(wide)  # (N, [t,] g r)
         if layer.sink.target is not None:
-            _write_products(layer.sink.target, layer.start, x, h, grad, gB, groups=len(layer.B))
+            _write_products(layer, x, h, grad, gB)
         return (gB @ A.to(gB.dtype) if ctx.needs_input_grad[0] else None), None, None, None
 
 
-def _write_products(target: Tensor, start: int, x: Tensor, h: Tensor, g: Tensor, gB: Tensor, groups: int) -> None:
-    """Write d/dA then d/dB of one layer into its slice of ``target`` ((N, n) per sample or (n,) summed)."""
+def _write_products(layer: LowRank, x: Tensor, h: Tensor, g: Tensor, gB: Tensor) -> None:
+    """Write d/dA, where that is a parameter, then d/dB into the layer's slice of its sink's target."""
+    target, start, groups = layer.sink.target, layer.start, len(layer.B)
+    assert target is not None
     if x.dim() == 2:
         x, h, g, gB = x.unsqueeze(1), h.unsqueeze(1), g.unsqueeze(1), gB.unsqueeze(1)
     if target.dim() == 1:  # summed over the samples: they are just more tokens of one sample
         x, h, g, gB = (v.flatten(0, 1).unsqueeze(0) for v in (x, h, g, gB))
         target = target.unsqueeze(0)
     count, (d_out, r) = len(x), (v.shape[-1] // groups for v in (g, h))
-    size_a, size_b = gB.shape[-1] * x.shape[-1], groups * d_out * r
-    part_a = target[:, start : start + size_a].view(count, gB.shape[-1], x.shape[-1])
-    part_b = target[:, start + size_a : start + size_a + size_b].view(count, groups, d_out, r)
-    _bmm(gB.mT, x, part_a)
+    if "A" in layer.own:
+        size = gB.shape[-1] * x.shape[-1]
+        _bmm(gB.mT, x, target[:, start : start + size].view(count, gB.shape[-1], x.shape[-1]))
+        start += size
+    part_b = target[:, start : start + groups * d_out * r].view(count, groups, d_out, r)
     # Each group's h against every group's g, in one product of which a group's own part is kept: there are few rows,
     # and one launch costs more than they do. Few rows and many columns are several times faster than the transpose.
     products = torch.bmm(h.mT, g).view(count, groups, r, groups, d_out)
