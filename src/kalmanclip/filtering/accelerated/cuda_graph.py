@@ -29,46 +29,55 @@ class CapturedStep:
         observe: maps the mean (n,) and the inputs to the observation. It must neither wait for the device (``.item()``,
             a shape that depends on values) nor use anything that changes but the mean and the inputs.
         inputs: a first batch; all others must have its shapes and dtypes. Nothing is learned from it.
+        share: of all data of a pass, how much every batch is; see `KalmanFilter.step`.
+        state: further tensors that `observe` changes; they are put back after capturing.
 
     Raises:
         ConfigError: the step cannot be captured.
     """
 
-    def __init__(self, kalman: KalmanFilter, observe: Callable[..., Observation], inputs: tuple[Tensor, ...]) -> None:
-        self.kalman = kalman
+    def __init__(
+        self,
+        kalman: KalmanFilter,
+        observe: Callable[..., Observation],
+        inputs: tuple[Tensor, ...],
+        share: float = 1.0,
+        state: tuple[Tensor, ...] = (),
+    ) -> None:
+        self.kalman, self.share = kalman, share
         self._inputs = tuple(t.clone() for t in inputs)
         if not self.possible(kalman):
             raise ConfigError("only accelerated steps of a diagonal belief on a CUDA device can be captured")
         self._device = kalman.belief.mean.device
         self._state, self._settings = self._tensors(), self._options()
-        saved = [t.clone() for t in self._state]
+        changed = [*self._state, *state]
+        saved = [t.clone() for t in changed]
         try:
             with torch.cuda.device(self._device):
                 self._capture(lambda mean: observe(mean, *self._inputs))
         finally:
             torch.cuda.synchronize(self._device)
-            for now, before in zip(self._state, saved, strict=True):
+            for now, before in zip(changed, saved, strict=True):
                 now.copy_(before)
 
     @staticmethod
     def possible(kalman: KalmanFilter) -> bool:
         """Return whether steps of this filter can be captured."""
         # `is`: the exchanges of a sharded belief cannot be captured
-        plain = not kalman.reference and kalman.config.step_size is None  # what a step forgets changes with its size
-        return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and plain
+        return type(kalman.belief) is Diagonal and kalman.belief.mean.is_cuda and not kalman.reference
 
     def _capture(self, observe: Callable[[Tensor], Observation]) -> None:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                _, numbers = self.kalman.launch(observe)
+                _, numbers = self.kalman.launch(observe, self.share)
                 if numbers is None:
                     raise ConfigError("take a plain step with such a batch first: it sets the noise")
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._seen, self._numbers = self.kalman.launch(observe)
+            self._seen, self._numbers = self.kalman.launch(observe, self.share)
 
     def __call__(self, *inputs: Tensor) -> Step:
         """Take one step; inputs as when it was captured.
@@ -102,7 +111,7 @@ class CapturedStep:
         """Return all that a step depends on and that is not a tensor."""
         belief = self.kalman.belief
         assert isinstance(belief, Diagonal)
-        return self.kalman.config, self.kalman.noise.config, belief.update, self.kalman.reference
+        return self.kalman.config, self.kalman.noise.config, belief.update, self.kalman.reference, id(self.kalman.prior)
 
     def _tensors(self) -> list[Tensor]:
         """Return all tensors that a step changes."""
