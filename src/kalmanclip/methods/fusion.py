@@ -86,6 +86,8 @@ def _fuse_residuals(parts: Sequence[ClassResiduals], class_names: list[str]) -> 
         known.append(part.residuals.statistics.select(_rows(part, fused)))
     images = [float(statistics.count.sum()) for statistics in known]
     stds = [part.residuals.prior_std for part in parts if part.residuals.prior_std is not None]
+    generative = [n * part.residuals.generative for n, part in zip(images, parts, strict=True)]
+    fused.residuals.generative = sum(generative) / sum(images)  # an arithmetic mean: it may be zero
     fused.residuals.relearn(known, _weighted_mean(stds, images) ** -2)
     fused.residuals.covariance_scale = _weighted_mean([part.residuals.covariance_scale for part in parts], images)
     fused.ood = _fuse_ood(fused, parts)

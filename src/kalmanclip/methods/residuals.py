@@ -6,8 +6,12 @@ of mean size one on the images, allows less where crops of the *same* class diff
 The update is `kalmanclip.filtering.softmax`: it counts every image once, however many crops stand for it. Of the images
 learned before, `kalmanclip.methods.statistics` keeps enough to go on: `learn` takes more images, also of new classes.
 
-``prior_std`` and the covariance scale are chosen on training images that are held out in turn. Nothing that they are
-predicted from has seen them: not the residuals, not ``M``, and, where the towers learn too, not the towers (`Fold`).
+To these logits those of a *generative* classifier are added, ``generative`` times: one Gaussian for each class, around
+the mean of its images, with ``M`` as the precision that all share. It is right sooner than weights that have to be
+found by telling classes apart, above all with one or two images of each.
+
+``prior_std``, ``generative`` and the covariance scale are chosen on training images that are held out in turn. Nothing
+that they are predicted from has seen them: neither the residuals, nor the means, nor ``M``.
 """
 
 from __future__ import annotations
@@ -40,6 +44,10 @@ from kalmanclip.prediction import (
 TYPICAL_STD = 50**-0.5
 """The centre of the search for ``prior_std``, and its value where no image can be spared to choose by."""
 
+TYPICAL_GENERATIVE = 50.0
+"""The centre of the search for ``generative``, and its value where no image can be spared: chosen on training images
+outside the shots, of a real CLIP."""
+
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -51,6 +59,9 @@ class ClassResidualsConfig(CropConfig):
         prior_std: how far, in units of cosine similarity, an image's similarity with a class may move (one standard
             deviation). None: the one with the largest held-out log-likelihood of training images; with a single image
             per class, `TYPICAL_STD`.
+        generative: how much of the generative classifier is added: the factor of the difference of two classes'
+            log-densities, of which the largest are about one. 0: none. None: the one with the largest held-out
+            log-likelihood; with a single image per class, `TYPICAL_GENERATIVE`.
         gain_std: of the text's share in the logits, around one.
         description_spread: share of the prior's covariance, in 0..1, that lies where descriptions of the same class
             differ, if there are any.
@@ -60,6 +71,7 @@ class ClassResidualsConfig(CropConfig):
     """
 
     prior_std: float | None = None
+    generative: float | None = field(default=None, metadata=QUIET)
     gain_std: float = 0.5
     description_spread: float = field(default=0.0, metadata=QUIET)
     folds: int = 4
@@ -74,8 +86,9 @@ class ClassResidualsConfig(CropConfig):
         check_whole(2, folds=self.folds)
         if not 0 <= self.description_spread < 1:
             raise ConfigError(f"description_spread must lie in [0, 1), not {self.description_spread}.")
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise ConfigError(f"alpha must be finite and not negative, not {self.alpha}.")
+        for name, value in (("alpha", self.alpha), ("generative", self.generative)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must be finite and not negative, not {value}.")
         check_seed(self.seed)
 
     @property
@@ -132,6 +145,8 @@ class ResidualBelief:
         root: a square root of ``M`` (d, d), from the first image on.
         belief: over ``D root^-1``; None before the first image.
         statistics: of the images learned; None before the first.
+        generative: how much of the generative classifier is added to the logits.
+        shift: what that adds to the class weights (C, d); None: nothing.
         spread: covariance (d, d) of the descriptions around the means of their classes; None: there are none.
         held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
         covariance_scale: how much of the belief's covariance a prediction averages over, see
@@ -148,6 +163,8 @@ class ResidualBelief:
         self.names: list[str] = []
         self.belief: SoftmaxBelief | None = None
         self.statistics: ClassStatistics | None = None
+        self.generative = 0.0
+        self.shift: Tensor | None = None
         self.spread: Tensor | None = None
         self.held_out_log_likelihood: dict[float, float] = {}
         self.covariance_scale = TYPICAL_SCALE
@@ -163,7 +180,7 @@ class ResidualBelief:
         """The prior's standard deviation, given or chosen by held-out log-likelihood, and the text's gain, by name."""
         if self.belief is None:
             return {}
-        chosen = {"prior_std": self.prior_std, "given_prior_std": self.config.prior_std}
+        chosen = {"prior_std": self.prior_std, "given_prior_std": self.config.prior_std, "generative": self.generative}
         scores = dict(self.held_out_log_likelihood)
         return chosen | {"gain": float(self.belief.gain), "held_out_log_likelihood": scores}
 
@@ -175,6 +192,7 @@ class ResidualBelief:
             self.belief = self.belief.select_classes(rows)
             self.statistics = self.statistics and self.statistics.select(rows)
         self.names, self.T = list(names), T
+        self._shift()
 
     def learn(
         self,
@@ -198,6 +216,7 @@ class ResidualBelief:
                 folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
             held_out = [FoldResiduals(self, fold) for fold in folds]
             std = self.config.prior_std or self._choose(held_out, tell)
+            self.generative = self._choose_generative(held_out, std)
             known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
             if known:
                 self.covariance_scale = fit_covariance_scale(
@@ -272,6 +291,12 @@ class ResidualBelief:
             slope=(prior.strength * self.belief.mean - slope) @ torch.linalg.inv(self.root),
             gain_slope=prior.gain_precision * (self.belief.gain - prior.gain) - gain_slope,
         )
+        self._shift()
+
+    def _shift(self) -> None:
+        """Make the generative classifier of the images that are known."""
+        if self.generative and self.statistics is not None:
+            self.shift = self.generative / self.scale * self.statistics.generative(self.root)
 
     def _prior(self, strength: float) -> SoftmaxBelief:
         return SoftmaxBelief.prior(len(self.names), self.root, strength, self.config.gain_std)
@@ -282,7 +307,7 @@ class ResidualBelief:
         if b is None or self.statistics is None:
             return {}
         # Python numbers: read back to the last digit
-        numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale}
+        numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale, "generative": self.generative}
         return {
             **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
             **{"root": self.root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
@@ -300,12 +325,15 @@ class ResidualBelief:
         self.belief = SoftmaxBelief(state["mean"], float(state["strength"]), *(state[name] for name in tensors))
         self.statistics = ClassStatistics.from_state(state, C, d)
         self.covariance_scale = float(state["covariance_scale"])
+        self.generative = float(state.get("generative", 0.0))  # adapters of older versions have none
+        self._shift()
 
     def logits(self, f: Tensor) -> Tensor:
         """Return logits (N, C) at the mean of the belief, of unit-length features (N, d)."""
         if self.belief is None:
             return self._text(f)
-        return self.belief.logits(f @ self.root, self._text(f), self.scale)
+        logits = self.belief.logits(f @ self.root, self._text(f), self.scale)
+        return logits if self.shift is None else logits + self.scale * f @ self.shift.mT
 
     def variance(self, f: Tensor) -> Tensor:
         """Return the variance (N, C) of the logits under the belief."""
@@ -326,7 +354,8 @@ class ResidualBelief:
         for T in texts:
             gain, Z = self.belief.sample(self.covariance_scale, generator)
             centred = T - T.mean(dim=0)  # what all classes share moves no probability, see `variance`
-            yield self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self.root.mT
+            drawn = self.belief.gain * T + (gain - self.belief.gain) * centred + Z @ self.root.mT
+            yield drawn if self.shift is None else drawn + self.shift
 
     def weights(self) -> Tensor:
         """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
@@ -335,9 +364,10 @@ class ResidualBelief:
         return self.belief.gain * self.T + self.residuals()
 
     def residuals(self) -> Tensor:
-        """Return ``D`` (C, d) at the mean of the belief."""
+        """Return all that the images add to the text's weights (C, d): ``D`` at the mean of the belief, and `shift`."""
         assert self.belief is not None
-        return self.belief.mean @ self.root.mT
+        D = self.belief.mean @ self.root.mT
+        return D if self.shift is None else D + self.shift
 
     def _text(self, f: Tensor) -> Tensor:
         return self.scale * f @ self.T.mT
@@ -370,6 +400,21 @@ class ResidualBelief:
         # a variance four times larger or smaller, two steps, is no surprise
         return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
 
+    def _choose_generative(self, held_out: Sequence[FoldResiduals], std: float) -> float:
+        """Return how much of the generative classifier makes held-out images most probable, beside residuals."""
+        chosen = self.config.generative
+
+        def score(value: float) -> float:
+            for part in held_out:
+                part.generative = value
+            return sum(part.log_likelihood(std) for part in held_out)
+
+        if chosen is None:
+            around = TYPICAL_GENERATIVE
+            chosen = most_probable_scale(score, around, math.sqrt(2), spread=2.0, reach=8) if held_out else around
+        score(chosen)  # from now on all of them predict with it
+        return chosen
+
 
 class FoldResiduals:
     """Residuals learned from the kept images of a fold, under one prior after the other, beside the held-out images.
@@ -377,15 +422,21 @@ class FoldResiduals:
     Args:
         whole: whose options to use.
         fold: the images.
+
+    Attributes:
+        generative: how much of the generative classifier of the kept images is added.
     """
 
     def __init__(self, whole: ResidualBelief, fold: Fold) -> None:
         self.labels = fold.held_labels
+        self.generative = 0.0
         self._crops = fold.held_crops
         # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
         self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
         self._residuals.set_classes(whole.names, fold.T)
-        self._residuals.root = whole.metric(ClassStatistics.of(fold.crops, fold.labels, len(whole.names)))
+        statistics = ClassStatistics.of(fold.crops, fold.labels, len(whole.names))
+        self._residuals.root = whole.metric(statistics)
+        self._classifier = statistics.generative(self._residuals.root)
         self._images = whole.config.as_samples(fold.crops, fold.labels)
         self._found: dict[float, SoftmaxBelief] = {}
 
@@ -398,6 +449,7 @@ class FoldResiduals:
             prior = residuals._prior(std**-2)
             self._found[std] = residuals._solved(prior, *self._images, start, tolerance=1e-4)
         residuals.belief = self._found[std]
+        residuals.shift = self.generative / residuals.scale * self._classifier
         return residuals
 
     def log_likelihood(self, std: float) -> float:

@@ -30,6 +30,9 @@ _MOST, _LEAST = 8192, 16  # of all classes together, and of each where there are
 _POWER = 0.75  # of the covariance within classes: see docs/method.md for what other powers give
 _FLOOR = 0.03  # relative to its largest eigenvalue: never divide by what was not seen
 
+PSEUDO_COUNT = 2.0
+"""Images like the mean of all that a class mean is drawn to: that of one image is far off."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClassStatistics:
@@ -126,6 +129,25 @@ class ClassStatistics:
         # the mean squared length of an image's feature becomes one
         size = (self.within @ root * root).sum() + (self.count * (self.means @ root).square().sum(dim=1)).sum()
         return root / (size / count).sqrt()
+
+    def generative(self, root: Tensor) -> Tensor:
+        """Return the classifier (C, d) of Gaussian classes with the covariance ``M^-1``, on unit-length features.
+
+        With the class means drawn to the mean ``g`` of all, ``d_c = m_c - g``, the log-density of class c, less what
+        all classes share, is ``(f - g)^T M d_c - d_c^T M d_c / 2``. The constant is put into the weights along ``g``,
+        on which all images lie alike: there is no intercept. A class without images has zero weights.
+
+        Args:
+            root: a square root of ``M`` (d, d).
+        """
+        total, count = self.total.double(), self.count.double().unsqueeze(1)
+        g = total.sum(dim=0) / count.sum().clamp_min(1)
+        means = (total + PSEUDO_COUNT * g) / (count + PSEUDO_COUNT)
+        away = means - g
+        weights = away @ root.double() @ root.double().mT
+        constant = -(weights * (g + away / 2)).sum(dim=1)
+        along = g / (g @ g).clamp_min(torch.finfo(g.dtype).tiny)  # its product with an image is one on average
+        return (weights + constant.unsqueeze(1) * along).to(root)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the sums as named tensors."""
