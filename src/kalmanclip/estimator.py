@@ -30,6 +30,7 @@ from kalmanclip.data import (
     sample_shots,
     validate_templates,
 )
+from kalmanclip.data.embedding import Embedding
 from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.data.inputs import open_images, open_labelled
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
@@ -48,6 +49,7 @@ from kalmanclip.methods import (
     Progress,
     make_classifier,
     method_name,
+    usual_preset,
     with_options,
 )
 from kalmanclip.methods import preset as find_preset
@@ -81,8 +83,9 @@ class NotFittedError(ConfigError, SklearnNotFittedError):
 class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
 
-    By default softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by iterated
-    Kalman updates. The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters batch by batch.
+    On a processor, by default, softmax regression over frozen embeddings, with a Gaussian belief about class residuals,
+    by iterated Kalman updates (preset 'residuals'). With a GPU a Kalman filter adapts the image tower as well ('joint').
+    The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters alone, as the paper does.
 
     It is a scikit-learn classifier: `clone`, `cross_val_score`, `GridSearchCV` and `Pipeline` work, with ``X`` a list
     of images. The arguments are checked, and the weights loaded, by `fit`, `partial_fit` or `set_classes`.
@@ -97,7 +100,8 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             which copies of the estimator share; or an open_clip model, or a CLIPModel or SiglipModel of transformers
             (see `kalmanclip.encoders.as_backbone`).
         config: all options of a method; None: those of ``preset``.
-        preset: 'default' (also what None means), or another name in `kalmanclip.methods.presets`, such as 'paper'.
+        preset: a name in `kalmanclip.methods.presets`, such as 'paper'. None, or 'default': 'joint' where the model is
+            on a GPU, else 'residuals'.
         prior_std: how far similarities may move a priori; None: that of the preset, which may choose it on the images.
         epochs: passes over the images, for low-rank parameters; None: that of the preset.
         seed: of everything that is random; None: that of the preset.
@@ -272,7 +276,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         before = dict(vars(self))
         templates = validate_templates(self.templates)
         train, labels = _labelled(X, y, class_names)
-        method, held = self._new_method(), None
+        method, held = self._new_method(isinstance(next(iter(train.sources), None), Embedding)), None
         seed = method.config.seed
         if calibrate is not None:
             train, held = hold_out(train, calibrate, seed)
@@ -322,7 +326,8 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         if isinstance(X, LabelledImages) and X.class_names not in (known, class_names and list(class_names)):
             y, X = [X.class_names[label] for label in X.labels], X.sources  # its numbers count in its own names
         new, labels = _labelled(X, y, class_names, known, list(getattr(self, "classes_", [])))
-        method = getattr(self, "method_", None) or self._new_method()
+        embedded = isinstance(next(iter(new.sources), None), Embedding)
+        method = getattr(self, "method_", None) or self._new_method(embedded)
         _warn_of_repeats(method, new.sources)
         notes = getattr(self, "notes_", {})
         if "learned_from" in notes or not method.fitted:
@@ -633,8 +638,11 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self.method_, self.notes_ = method, notes
         self.classes_ = np.array([str(label) for label in labels] if mixed else list(labels))
 
-    def _new_method(self) -> Classifier:
-        """Return an unfitted method, on the backbone that is loaded already if the arguments still name it."""
+    def _new_method(self, embedded: bool = False) -> Classifier:
+        """Return an unfitted method, on the backbone that is loaded already if the arguments still name it.
+
+        ``embedded``: there are only embeddings of the images.
+        """
         if self.config is not None and self.preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
         given = {name: getattr(self, name) for name in ("prior_std", "epochs", "seed")}
@@ -645,8 +653,11 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
                 f"options must be a table of names and values, such as {{'crops': 2}}, not {self.options!r}."
             )
         options = dict(self.options or {}) | {name: value for name, value in given.items() if value is not None}
-        config = make_config(self.preset, self.config, options)
-        method = make_classifier(self.load_backbone(), config, self.ranks)
+        backbone, chosen = self.load_backbone(), self.preset
+        if self.config is None and chosen in (None, "default") and self.descriptions is None:
+            chosen = usual_preset(backbone.device, not embedded, self.ranks is not None)
+        config = make_config(chosen, self.config, options)
+        method = make_classifier(backbone, config, self.ranks)
         if self.descriptions is not None:
             method.describe(self.descriptions)
         return method
@@ -728,7 +739,7 @@ def _place(config: MethodConfig, name: str) -> str:
     first = name.split(".")[0]
     if not isinstance(config, JointConfig) or hasattr(config, first):
         return name
-    return f"residuals.{name}" if hasattr(config.residuals, first) else f"kalman.{name}"
+    return f"residuals.{name}" if hasattr(config.residuals, first) else name
 
 
 def _labelled(

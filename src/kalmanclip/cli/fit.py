@@ -63,7 +63,7 @@ torchrun --nproc-per-node 8 -m kalmanclip fit photos/ -o pets.adapter --preset p
 """
 
 _METHOD = "The method (what is left out keeps the preset's value)"
-_LOW_RANK = "For the presets head, paper, paper-literal and joint"
+_LOW_RANK = "For the presets head, paper, paper-literal and towers"
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,22 @@ class MethodOptions:
     preset: Annotated[
         str | None,
         typer.Option(
-            help="default (class residuals), head, paper (both: low-rank, can be merged into the model), "
-            "paper-literal, joint (head, then class residuals on top).",
+            help="residuals (fast), joint (adapts the image tower, too: better, and for a GPU), head, paper, "
+            "paper-literal, towers (low-rank parameters alone); left out, joint with a GPU, else residuals.",
             rich_help_panel=_METHOD,
         ),
     ] = None
     prior_std: Annotated[
         float | None,
         typer.Option(
-            help="How far similarities may move, a priori; left out, the default preset chooses it on the images.",
+            help="How far similarities may move, a priori; left out, class residuals choose it on the images.",
             rich_help_panel=_METHOD,
         ),
     ] = None
     crops: Annotated[
         int | None,
         typer.Option(
-            help="Random crops of each image beside the centre crop (presets default and joint).",
+            help="Random crops of each image beside the centre crop (presets residuals and joint).",
             rich_help_panel=_METHOD,
         ),
     ] = None
@@ -119,10 +119,13 @@ class MethodOptions:
         float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=_LOW_RANK)
     ] = None
 
-    def resolve(self, before: dict[str, Any] | None, captions: bool) -> Any:
+    def resolve(self, before: dict[str, Any] | None, captions: bool, device: str | None) -> Any:
         """Return a `MethodConfig`: a preset, or the options of an interrupted fit; then the file, then flags."""
+        import torch
+
         from kalmanclip.adapter import read_config
         from kalmanclip.estimator import make_config
+        from kalmanclip.methods import usual_preset
         from kalmanclip.retrieval import pair_config
 
         given: dict[str, Any] = {}
@@ -136,7 +139,10 @@ class MethodOptions:
         def as_typed(name: str) -> str:
             return "--" + name.rpartition(".")[2].replace("_", "-") if name in flags else name
 
-        return make_config(self.preset or given.pop("preset", None), start, given | flags, as_typed)
+        chosen = self.preset or given.pop("preset", None)
+        if start is None and chosen in (None, "default"):
+            chosen = usual_preset(device or ("cuda" if torch.cuda.is_available() else "cpu"), together=several())
+        return make_config(chosen, start, given | flags, as_typed)
 
 
 def fit(
@@ -218,7 +224,7 @@ def fit(
     if descriptions and (captions or before):
         raise ConfigError("Descriptions are of classes, and from the beginning: leave --descriptions out.")
     described = read_descriptions(descriptions) if descriptions else None
-    options = method.resolve(before, captions)
+    options = method.resolve(before, captions, device)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
         _require_same_options(before, options, model, template, noted)

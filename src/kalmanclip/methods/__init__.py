@@ -26,7 +26,7 @@ from kalmanclip.methods.class_residuals import ClassResiduals
 from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.joint import Joint, JointConfig
 from kalmanclip.methods.kalman import Kalman, KalmanConfig
-from kalmanclip.methods.presets import PRESETS, MethodConfig, preset, with_options
+from kalmanclip.methods.presets import PRESETS, MethodConfig, preset, usual_preset, with_options
 from kalmanclip.methods.residuals import ClassResidualsConfig
 
 METHODS: dict[str, type[Any]] = {
@@ -123,5 +123,6 @@ __all__ = [
     "method_name",
     "preset",
     "silent",
+    "usual_preset",
     "with_options",
 ]

@@ -1,200 +1,405 @@
-"""Low-rank parameters first, then class residuals on what the adapted towers make of the images."""
+"""Low-rank parameters inside the image tower and class residuals, learned from the same images.
+
+First the class residuals of the untouched embeddings, as `ClassResiduals` has them. Then a Kalman filter over low-rank
+parameters in all blocks of the image tower: each training image is observed as the text and the *other* images
+classify it (`LeaveOneOut`), in fresh random crops. Last the class residuals of the adapted embeddings. An image is
+classified by both,
+
+    logits = (l(f) + n / (n + 1) l'(f')) / 2,
+
+with ``f`` its untouched and ``f'`` its adapted embedding, and n images per class: the towers have seen the training
+images, so the fewer there are, the less what they make of new ones can be trusted.
+
+The filter's steps forget a part of what was learned and count every image once, however many there are
+(`kalmanclip.filtering.filter.FilterConfig`). ``A`` is fixed: the leading principal directions of what each map is given
+by the training images. So the embeddings stay close to linear in the parameters, and wide priors do no harm.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
+from kalmanclip.config import check_whole
 from kalmanclip.data import LabelledImages
-from kalmanclip.encoders import Activations, DualEncoder
-from kalmanclip.encoders.features import Progress
-from kalmanclip.errors import ConfigError
-from kalmanclip.filtering import Step
-from kalmanclip.methods.base import Needs, labels_of
+from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
+from kalmanclip.encoders.features import Progress, crop_features, fresh_crops
+from kalmanclip.encoders.jacobian import image_rows
+from kalmanclip.encoders.low_rank import named_views
+from kalmanclip.encoders.preprocess import check_crop_scale
+from kalmanclip.errors import ConfigError, NumericalError
+from kalmanclip.filtering import (
+    CapturedStep,
+    FilterConfig,
+    KalmanFilter,
+    Observation,
+    Step,
+    make_belief,
+    restore_belief,
+)
+from kalmanclip.methods.base import Needs, check_positive, check_scale, labels_of
 from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
-from kalmanclip.methods.distributed import shared_crop_features
-from kalmanclip.methods.kalman import Kalman, KalmanConfig, Pick
-from kalmanclip.methods.residuals import ClassResidualsConfig, Fold, HeldOut, ResidualBelief, held_out_parts
+from kalmanclip.methods.leave_one_out import LeaveOneOut
+from kalmanclip.methods.residuals import ClassResidualsConfig, HeldOut, ResidualBelief
 from kalmanclip.prediction import LogitGaussian
+
+SEEN = 0.5
+"""Of embeddings that have been adapted to the images, the residuals' prior has so much of the width that was chosen on
+untouched ones, and the generative classifier so much of the weight."""
+
+DRAWS_SCALE = 3e-4
+"""How much of the low-rank parameters' covariance sampled predictions average over."""
 
 
 @dataclass(frozen=True)
 class JointConfig:
-    """Options of both parts.
+    """Options of the filter inside the image tower, and of the class residuals.
 
     Attributes:
-        kalman: of the low-rank parameters.
-        residuals: of the class residuals; the seeds must be the same.
+        low_rank: where the low-rank parameters sit.
+        prior_std: how far, in units of cosine similarity, an image's similarity with its text may move under the prior
+            of all low-rank parameters (one standard deviation); each layer has the same share.
+        step_size: of the filter, see `FilterConfig`.
+        steps: of the filter, for each image of a class.
+        batch_size: images per step.
+        crop_scale: the share of a picture that random crops take, fresh ones in each pass.
+        residuals: of the class residuals, both on untouched and on adapted embeddings.
     """
 
-    kalman: KalmanConfig = field(default_factory=KalmanConfig)
+    low_rank: LowRankConfig = field(
+        default_factory=lambda: LowRankConfig(
+            placement="towers", towers=("image",), targets=("q", "k", "v", "out", "mlp"), rank=2, learn_a=False
+        )
+    )
+    prior_std: float = 1.0
+    step_size: float = 0.05
+    steps: int = 15
+    batch_size: int = 32
+    crop_scale: tuple[float, float] = (0.3, 1.0)
     residuals: ClassResidualsConfig = field(default_factory=ClassResidualsConfig)
 
     def __post_init__(self) -> None:
-        for name, wanted in (("kalman", KalmanConfig), ("residuals", ClassResidualsConfig)):
+        for name, wanted in (("low_rank", LowRankConfig), ("residuals", ClassResidualsConfig)):
             if not isinstance(getattr(self, name), wanted):
                 raise ConfigError(f"{name} must be a {wanted.__name__}, not {getattr(self, name)!r}.")
-        if self.kalman.seed != self.residuals.seed:
-            raise ConfigError(f"The seeds must be the same, not {self.kalman.seed} and {self.residuals.seed}.")
+        if (self.low_rank.placement, self.low_rank.towers) != ("towers", ("image",)):
+            raise ConfigError(
+                "The joint method has low-rank parameters inside the image tower; class residuals are its parameters "
+                "on the side of the text. For others choose the preset 'head', 'paper' or 'towers'."
+            )
+        check_whole(1, steps=self.steps, batch_size=self.batch_size)
+        check_scale(prior_std=self.prior_std)
+        check_positive(step_size=self.step_size)
+        check_crop_scale(self.crop_scale)
+        self.filter  # its own checks
+
+    @property
+    def filter(self) -> FilterConfig:
+        """The filter's options."""
+        return FilterConfig(alpha=0.0, step_size=self.step_size)
 
     @property
     def seed(self) -> int:
         """Of everything random."""
-        return self.kalman.seed
+        return self.residuals.seed
 
     @property
     def passes(self) -> int:
-        """Passes over the images."""
-        return self.kalman.passes
+        """Passes that are reported: one, however many crops of an image are seen."""
+        return 1
+
+
+class Material(NamedTuple):
+    """What learning begins with.
+
+    Attributes:
+        frozen: untouched embeddings of the crops (N, V, d).
+        adapted: the same as the adapted tower sees them; None before it is adapted.
+    """
+
+    frozen: Tensor
+    adapted: Tensor | None
 
 
 class Joint(Classifier):
-    """The filter of `Kalman`, then residuals as those of `ClassResiduals` on the embeddings that it ends with.
+    """Class residuals on untouched and on adapted embeddings; see the top of this module.
 
-    In `update` the low-rank parameters stay as they are once there are residuals: the statistics of the images before
-    lie in embeddings that those parameters made.
+    In `update` the low-rank parameters stay as they are: the statistics of the images before lie in embeddings that
+    those parameters made.
 
     Attributes:
-        kalman: the low-rank parameters.
-        residuals: the belief about the residuals.
+        residuals: the belief about those of untouched embeddings.
+        adapted: the same of adapted embeddings.
+        filter: the Kalman filter over the low-rank parameters, None before the first image is seen.
     """
 
     Config = JointConfig
     config: JointConfig
 
     def _make_encoder(self) -> DualEncoder:
-        self.kalman = Kalman(self.backbone, self.config.kalman, self.ranks)
-        return self.kalman.encoder
+        return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
 
     def _reset(self) -> None:
         super()._reset()
-        self.history = self.kalman.history
         self.residuals = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
+        self.adapted = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
+        self.filter: KalmanFilter | None = None
 
     @property
     def diagnostics(self) -> dict[str, Any]:
-        """Those of both parts."""
-        return self.kalman.diagnostics | self.residuals.diagnostics
+        """Those of the residuals of untouched embeddings, and the filter's steps."""
+        steps = {} if self.filter is None else {"steps": self.filter.steps, "skipped": self.filter.skipped}
+        return steps | self.residuals.diagnostics
 
     @property
     def needs(self) -> Needs:
-        """What the filter needs."""
-        return self.kalman.needs
+        """Both the images and their untouched embeddings."""
+        return "towers"
 
     @property
     def fitted(self) -> bool:
         """Whether any image was learned from."""
-        return self.kalman.fitted or self.residuals.belief is not None
+        return self.adapted.belief is not None
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Pick | Tensor:
-        if from_prior or self.residuals.belief is None:
-            return self.kalman._read(images, progress, from_prior)
-        return shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
+    # learning
 
-    def _frozen_features(self, material: Pick | Tensor, images: LabelledImages, progress: Progress) -> Tensor:
-        if isinstance(material, Tensor):  # as the adapted towers see them
-            return super()._frozen_features(material, images, progress)
-        return self.kalman._frozen_features(material, images, progress)
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Material:
+        if self.ranks is not None:
+            raise ConfigError("Several ranks cannot share the joint method. Start a single process, or choose another.")
+        options, seed = self.config.residuals, self.config.seed
+        frozen = crop_features(DualEncoder(self.backbone), images.sources, options, seed, progress)
+        first = from_prior or not self.fitted
+        return Material(frozen, None if first else self._adapted_crops(images, progress))
+
+    def _adapted_crops(self, images: LabelledImages, progress: Progress) -> Tensor:
+        return crop_features(self.encoder, images.sources, self.config.residuals, self.config.seed, progress)
+
+    def _frozen_features(self, material: Material, images: LabelledImages, progress: Progress) -> Tensor:
+        return material.frozen[:, 0]
 
     def _learn(
         self,
-        material: Pick | Tensor,
+        material: Material,
         images: LabelledImages,
         epochs: int,
         progress: Progress,
         after_epoch: AfterEpoch | None,
     ) -> list[Step]:
-        steps: list[Step] = []
-        folds = None
-        if not isinstance(material, Tensor):
+        frozen, adapted = material
+        labels = labels_of(images, frozen.device)
+        self.residuals.learn(frozen, labels, lambda done, total: progress("learning the classes", done, total))
+        if adapted is None:
+            self._adapt(frozen[:, 0], images, labels, progress)
+            adapted = self._adapted_crops(images, progress)
+            assert self.residuals.prior_std is not None
+            self.adapted.config = replace(
+                self.config.residuals,
+                prior_std=SEEN * self.residuals.prior_std,
+                generative=SEEN * self.residuals.generative,
+            )
+        # nothing is held out: the towers have seen all of it
+        self.adapted.learn(adapted, labels, folds=[])
+        self.adapted.covariance_scale = self.residuals.covariance_scale
+        return []
 
-            def after(done: int) -> None:
-                self._set_texts()
-                if after_epoch is not None:
-                    after_epoch(done)
+    def _adapt(self, f: Tensor, images: LabelledImages, labels: Tensor, progress: Progress) -> None:
+        """Filter the low-rank parameters, and set them to the average of the belief's mean over the second half."""
+        config, encoder, count = self.config, self.encoder, len(labels)
+        size = min(config.batch_size, count)
+        steps = config.steps * max(images.counts())
+        crops = fresh_crops(self.backbone, images.sources, config.crop_scale, config.seed)
+        observed = LeaveOneOut(f, labels, self.residuals.T, self.residuals.root, self.backbone.logit_scale)
+        order = Order(count, size, config.seed)
 
-            steps = self.kalman.run_filter(material, images.labels, epochs, progress, after)
-            self._set_texts()
-            crops = shared_crop_features(self.encoder, images.sources, self.config.residuals, progress, self.ranks)
-            folds = self._refitted_folds(material, images, epochs, progress)
-        else:
-            crops = material
-        labels = labels_of(images, crops.device)
-        self.residuals.learn(crops, labels, lambda done, total: progress("learning the classes", done, total), folds)
-        return steps
+        positions, number = order.draw()
+        shown = encoder.image.prefix(crops(positions, number))
+        encoder.start_principal(shown)
+        self._begin(shown, labels[positions.to(labels.device)])
+        assert self.filter is not None
 
-    def _refitted_folds(self, pick: Pick, images: LabelledImages, epochs: int, progress: Progress) -> list[Fold]:
-        """Return parts of the images with towers that have not seen them: the filter runs once more for each part."""
-        labels, options = labels_of(images, self.backbone.device), self.config.residuals
+        def observe(mean: Tensor, *inputs: Tensor) -> Observation:
+            *activations, at = inputs
+            residual, H, seen = image_rows(encoder, tuple(activations), lambda f: observed.deviance(f, at))
+            observed.remember(seen, at)
+            identity = torch.eye(len(H), dtype=H.dtype, device=H.device)
+            return Observation(torch.zeros_like(residual), residual, H, identity)
 
-        def refit(kept: Tensor, held: Tensor) -> Fold:
-            other = Kalman(self.backbone, self.config.kalman, self.ranks)
-            other.set_classes(self.class_names, self.templates)
-            other.run_filter(lambda i, number: pick(kept[i], number), labels[kept].tolist(), epochs, progress)
-            crops = shared_crop_features(other.encoder, images.sources, options, progress, self.ranks)
-            return Fold(crops[kept], labels[kept], crops[held], labels[held], other.text_weights())
+        average, taken = torch.zeros_like(encoder.theta), 0
+        captured: CapturedStep | None = None
+        for step in range(steps):
+            inputs = (*shown, positions.to(labels.device))
+            if captured is None and step and CapturedStep.possible(self.filter):
+                captured = CapturedStep(self.filter, observe, inputs, size / count, state=(observed.f,))
+            if captured is not None:
+                record = captured(*inputs)
+            else:
+                record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), size / count)  # type: ignore[misc]
+            self.history.append(record)
+            if 2 * step >= steps:
+                taken += 1
+                average.lerp_(encoder.theta, 1 / taken)
+            progress("adapting the image tower", step + 1, steps)
+            if step + 1 < steps:
+                positions, number = order.draw()
+                shown = encoder.image.prefix(crops(positions, number))
+        if self.filter.skipped == steps:
+            raise NumericalError(
+                f"All {steps} steps were skipped; the first because {self.history[0].reason}. Try a smaller prior_std."
+            )
+        self.filter.prior = None
+        with torch.no_grad():
+            encoder.theta.copy_(average)  # the belief's mean *is* the model's parameters
 
-        return [refit(kept, held) for kept, held in held_out_parts(labels, options.folds)]
+    def _begin(self, shown: Activations, labels: Tensor) -> None:
+        """Set the prior: every layer moves a similarity alike."""
+        encoder = self.encoder
+        texts = self.residuals.T[labels]
+        _, H, _ = image_rows(encoder, shown, lambda f: ((f * texts).sum(dim=1), texts))
+        by_layer = torch.stack([part.sum() for part in H.square().mean(dim=0).split(encoder.groups)])
+        if not (bool(by_layer.isfinite().all()) and float(by_layer.sum()) > 0):
+            raise NumericalError(
+                "The similarities of the first batch do not respond to the parameters. Check the backbone's weights."
+            )
+        # a layer that hardly matters would be given a huge variance: a thousandth of the mean counts as that
+        spread = by_layer.clamp_min(1e-3 * by_layer.mean()) * len(by_layer)
+        widths = torch.tensor(encoder.groups, device=spread.device)
+        variances = (self.config.prior_std**2 / spread).repeat_interleave(widths)
+        belief = make_belief("diagonal", encoder.theta, variances, update="precision")
+        self.filter = KalmanFilter(belief, config=self.config.filter)
 
     def _held_out(self) -> HeldOut | None:
         return self.residuals.held_out
 
-    def _classes_changed(self, before: list[str]) -> None:
-        k = self.kalman
-        k.class_names, k.templates, k.texts = self.class_names, self.templates, self.texts
-        self._set_texts()
+    def _by_fold(self, activations: Activations) -> Tensor:
+        """Return probabilities (K, N, C) by the classifiers of the folds: they are those of untouched embeddings."""
+        assert self.fold_weights is not None
+        f = self._untouched().encode_images(activations)
+        return (self.backbone.logit_scale * f @ self.fold_weights.mT).softmax(dim=2).cpu()
 
-    def _set_texts(self) -> None:
-        """Give the residuals the texts as the towers read them now."""
-        self.residuals.set_classes(self.class_names, self.text_weights())
+    def _classes_changed(self, before: list[str]) -> None:
+        T = self.text_weights()
+        self.residuals.set_classes(self.class_names, T)
+        self.adapted.set_classes(self.class_names, T)
+
+    # prediction
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """How much the logits of untouched and of adapted embeddings count."""
+        statistics = self.adapted.statistics
+        if statistics is None:
+            return 1.0, 0.0
+        there = statistics.count > 0
+        n = float(statistics.count[there].mean()) if bool(there.any()) else 0.0
+        return 0.5, 0.5 * n / (n + 1)
 
     def _weights(self) -> Tensor:
-        return self.residuals.weights()
+        """Return the class weights of adapted embeddings: those that belong to the merged model."""
+        return self.adapted.weights()
 
     def _scorer(self) -> Callable[[Activations], Tensor]:
-        return lambda activations: self.residuals.logits(self.encoder.encode_images(activations))
+        untouched, (own, other) = self._untouched(), self.shares
+
+        def score(activations: Activations) -> Tensor:
+            frozen = own * self.residuals.logits(untouched.encode_images(activations))
+            if not other:
+                return frozen
+            return frozen + other * self.adapted.logits(self.encoder.encode_images(activations))
+
+        return score
 
     def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
-        """See `Classifier.linearized`."""
-        residuals, logit_scale = self.residuals, self.backbone.logit_scale
-        if residuals.belief is None:
-            return self.kalman.linearized(scaled)
-        scale = residuals.covariance_scale if scaled else 1.0
-        tangents = self.kalman.tangents(scaled)
-        tangents.add_residuals(float(residuals.belief.gain), residuals.residuals())
+        """See `Classifier.linearized`. The residuals of both kinds were learned from the same images: they err alike."""
+        untouched, (own, other) = self._untouched(), self.shares
+        scale = self.residuals.covariance_scale if scaled else 1.0
 
         def apply(activations: Activations) -> LogitGaussian:
-            f, moved = tangents(activations)
-            # given the low-rank parameters, which the residuals were learned after, they are independent of them
-            return LogitGaussian(residuals.logits(f), scale * residuals.variance(f), logit_scale * moved)
+            f, g = untouched.encode_images(activations), self.encoder.encode_images(activations)
+            mean = own * self.residuals.logits(f) + other * self.adapted.logits(g)
+            std = own * self.residuals.variance(f).sqrt() + other * self.adapted.variance(g).sqrt()
+            return LogitGaussian(mean, scale * std.square())
 
         return apply
 
     def sampled(self, samples: int) -> Callable[[Activations], Tensor]:
-        """See `Classifier.sampled`."""
-        if self.residuals.belief is None:
-            return self.kalman.sampled(samples)
-        image, text = self.kalman.sampled_towers(samples)
+        """See `Classifier.sampled`. Low-rank parameters and both kinds of residuals are drawn."""
+        assert self.filter is not None
+        untouched, (own, other) = self._untouched(), self.shares
         generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        return self.kalman.score_draws(image, list(self.residuals.sampled(text, generator)))
+        W = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
+        V = list(self.adapted.sampled([self.adapted.T] * samples, generator))
+        belief, tower = self.filter.belief, self.encoder.image
+        thetas = belief.sample(samples, torch.Generator(belief.mean.device).manual_seed(self.config.seed % 2**63))
+        drawn = belief.mean + math.sqrt(DRAWS_SCALE) * (thetas - belief.mean)
+        scale = self.backbone.logit_scale
+
+        def apply(activations: Activations) -> Tensor:
+            frozen = own * untouched.encode_images(activations) @ W.mT
+            moved = (functional_call(tower, named_views(tower, theta), activations) for theta in drawn)
+            adapted = torch.stack([f @ v.mT for f, v in zip(moved, V, strict=True)])
+            return scale * (frozen + other * adapted)
+
+        return apply
 
     def _scale_covariance(self, factor: float) -> None:
-        self.kalman.covariance_scale *= factor
         self.residuals.covariance_scale *= factor
+        self.adapted.covariance_scale *= factor
+
+    # state
 
     def state_dict(self) -> State:
         """See `Classifier.state_dict`."""
         tensors, values = super().state_dict()
-        low_rank = self.kalman.state_dict()
-        residuals = {f"residuals.{name}": t for name, t in self.residuals.state_dict().items()}
-        return State(tensors | low_rank.tensors | residuals, values | low_rank.values)
+        for name, part in (("residuals", self.residuals), ("adapted", self.adapted)):
+            tensors |= {f"{name}.{key}": t for key, t in part.state_dict().items()}
+        if self.filter is not None:
+            tensors |= {f"belief.{name}": t for name, t in self.filter.belief.state_dict().items()}
+            tensors["fixed"] = self.encoder.fixed
+            values |= {"steps": self.filter.steps, "skipped": self.filter.skipped}
+        return State(tensors, values)
 
     def _load(self, state: State, class_names: Sequence[str]) -> None:
-        self.kalman._load(state, class_names)
-        residuals = state.part("residuals")
-        if residuals:  # a fit may have stopped between the two
-            self.residuals.load_state_dict(residuals, class_names)
+        belief, fixed = state.part("belief"), state.tensors.get("fixed")
+        theta = self.encoder.theta
+        fit = "mean" in belief and belief["mean"].shape == theta.shape
+        if not fit or fixed is None or fixed.shape != self.encoder.fixed.shape:
+            raise ConfigError("its low-rank parameters do not fit its configuration")
+        with torch.no_grad():
+            theta.copy_(belief["mean"])
+            self.encoder.fixed.copy_(fixed)
+        self.filter = KalmanFilter(restore_belief("diagonal", belief | {"mean": theta}), config=self.config.filter)
+        self.filter.steps, self.filter.skipped = state.values["steps"], state.values["skipped"]
+        self.residuals.load_state_dict(state.part("residuals"), class_names)
+        self.adapted.load_state_dict(state.part("adapted"), class_names)
+
+
+class Order:
+    """Batches of one size, over and over all images: each pass in an order of its own, batches across two passes.
+
+    Args:
+        count: N.
+        size: images per batch, N at most.
+        seed: of the orders.
+    """
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self.count, self.size = count, size
+        self._generator = torch.Generator().manual_seed(seed % 2**63)
+        self._rest = torch.empty(0, dtype=torch.long)
+        self._passes = 0
+
+    def draw(self) -> tuple[Tensor, int]:
+        """Return positions (size,), no two of them the same, and the number of their crops."""
+        if len(self._rest) < self.size:
+            again = torch.randperm(self.count, generator=self._generator)
+            again = again[~torch.isin(again, self._rest)] if len(self._rest) else again
+            self._rest = torch.cat([self._rest, again])
+            self._passes += 1
+        batch, self._rest = self._rest.split([self.size, len(self._rest) - self.size])
+        return batch, self._passes

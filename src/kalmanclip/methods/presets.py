@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
+
 from kalmanclip.config import from_dict, merge, to_dict
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
@@ -55,12 +57,13 @@ _LITERAL = KalmanConfig(
 
 PRESETS: dict[str, MethodConfig] = {
     "default": ClassResidualsConfig(),
+    "residuals": ClassResidualsConfig(),
+    "joint": JointConfig(),
     "head": KalmanConfig(),
     # Two departures from the letter, both measured (docs/method.md, benchmarks/departures.py): an observation with
     # negatives, which learns, and the prior that goes with it.
     "paper": dataclasses.replace(_LITERAL, observation="contrastive", prior_std=0.1),
     "paper-literal": _LITERAL,
-    "joint": JointConfig(),
     "towers": KalmanConfig(
         # Chosen on training images outside the shots, on a real ViT-B/16 (benchmarks/towers.py).
         low_rank=LowRankConfig(placement="towers", rank=2, scale=0.5**0.5),
@@ -73,16 +76,29 @@ PRESETS: dict[str, MethodConfig] = {
         batch_size=20,
     ),
 }
-"""- ``default``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
+"""- ``residuals``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
   updates. docs/results.md says where it wins and where it loses.
+- ``joint``: the same, and low-rank parameters inside the image tower by a Kalman filter. More accurate, and slow without
+  a GPU.
+- ``default``: ``joint`` where there is a GPU, else ``residuals`` (`usual_preset`).
 - ``head``: low-rank parameters on both embeddings. They belong to no class and can be merged into the CLIP.
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
   learns: the probability of an image's text among those of the batch. All else is ``paper-literal``, but the prior.
 - ``paper-literal``: the paper to the letter, similarities of matched pairs with the target one. It stays at zero-shot.
-- ``joint``: ``head``, then class residuals on the embeddings that it ends with.
 - ``towers``: a filter over low-rank parameters in all blocks of both towers, fresh crops in each of ten passes, every
   image counted once. For a real CLIP and a GPU, or patience; docs/method.md says where it fails.
 """
+
+
+def usual_preset(device: str | torch.device, images: bool = True, together: bool = False) -> str:
+    """Return the preset that ``default`` stands for.
+
+    Args:
+        device: where the model is, or is to be.
+        images: whether there are images, and not embeddings alone.
+        together: whether several processes learn together.
+    """
+    return "joint" if str(device).startswith("cuda") and images and not together else "residuals"
 
 
 def preset(name: str) -> Any:
@@ -97,12 +113,12 @@ def preset(name: str) -> Any:
 def with_options(config: _Config, changed: Mapping[str, Any]) -> _Config:
     """Return options with some changed, given as plain values, table by table: ``{"noise": {"beta": 0.9}}``.
 
-    The ``seed`` is that of both parts of a `JointConfig`. The options of a belief or of an observation go when another
-    one is chosen.
+    The ``seed`` of a `JointConfig` is that of its residuals. The options of a belief or of an observation go when
+    another one is chosen.
     """
     if isinstance(config, JointConfig) and "seed" in changed:
         rest = {name: value for name, value in changed.items() if name != "seed"}
-        changed = merge({part: {"seed": changed["seed"]} for part in ("kalman", "residuals")}, rest)
+        changed = merge({"residuals": {"seed": changed["seed"]}}, rest)
     return from_dict(type(config), merge(_cleared(to_dict(config), changed), dict(changed)))
 
 
@@ -111,6 +127,4 @@ def _cleared(values: dict[str, Any], changed: Mapping[str, Any]) -> dict[str, An
     for kind in ("belief", "observation"):
         if kind in values and changed.get(kind, values[kind]) != values[kind]:
             values = values | {f"{kind}_options": {}}
-    if isinstance(values.get("kalman"), dict) and isinstance(changed.get("kalman"), Mapping):
-        values = values | {"kalman": _cleared(values["kalman"], changed["kalman"])}
     return values
