@@ -19,13 +19,14 @@ from kalmanclip.experiments.render import Measure, Table, title_of
 from kalmanclip.experiments.report import MEASURES, Column, draw_comparison, make_table
 from kalmanclip.experiments.store import Selection, choose
 
-DEFAULT = "class_residuals"
-OWN = (DEFAULT, "kalman", "joint")
+RESIDUALS, JOINT = "class_residuals", "joint"
+OWN = (RESIDUALS, "kalman", JOINT)
 """This package's methods: what is not among them is a rival."""
 
 NAMES = {
-    DEFAULT: "**class residuals (default)**",
     "class_residuals no crops": "class residuals, no crops",
+    RESIDUALS: "class residuals",
+    JOINT: "joint",
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",
@@ -59,7 +60,8 @@ def overview(study: str = "comparison") -> str:
     frame = results(study)
     accuracy, nll = (_table(frame, measure, _averages(frame, ())) for measure in ("accuracy", "nll"))
     methods, last = methods_of(frame), len(accuracy.columns) - 1
-    own = [i for i, (row,) in enumerate(accuracy.rows) if row == DEFAULT or methods[row] not in OWN]
+    default = default_of(accuracy)
+    own = [i for i, (row,) in enumerate(accuracy.rows) if row in (default, RESIDUALS) or methods[row] not in OWN]
     ranked = sorted(own, key=lambda row: -(accuracy.cell(row, last).mean or 0))
 
     def text(row: int, column: int) -> str:
@@ -72,7 +74,7 @@ def overview(study: str = "comparison") -> str:
 
     heads = ["method", *map(title_of, accuracy.columns)]
     columns = range(len(accuracy.columns))
-    lines = [[called(accuracy.rows[row][0]), *(text(row, column) for column in columns)] for row in ranked]
+    lines = [[called(accuracy.rows[row][0], default), *(text(row, column) for column in columns)] for row in ranked]
     return markdown(heads, lines)
 
 
@@ -82,7 +84,7 @@ def summary(study: str = "comparison") -> str:
     for measure in ("accuracy", "nll", "ece"):
         for counts, columns in ((best, _averages(frame, ())), (single, _columns(frame))):
             table = _table(frame, measure, columns)
-            ours = table.rows.index((DEFAULT,))
+            ours = table.rows.index((default_of(table),))
             won = sum(ours in table.best(column) for column in range(len(table.columns)))
             counts[measure] = f"{won} of {len(table.columns)}"
     return (
@@ -98,9 +100,10 @@ def losses(measure: str, study: str = "comparison") -> str:
 
     Differences are taken seed by seed, over the seeds that both have.
     """
-    shown, lines, columns = _measure(measure), [], _columns(results(study))
-    table = _table(results(study), measure, columns)
-    default = table.rows.index((DEFAULT,))
+    frame = results(study)
+    shown, lines, columns = _measure(measure), [], _columns(frame)
+    table = _table(frame, measure, columns)
+    default = table.rows.index((default_of(table),))
     for j, column in enumerate(columns):
         ours, behind = table.cell(default, j), []
         for i, (row,) in enumerate(table.rows):
@@ -150,10 +153,11 @@ def shift(*shots: str) -> str:
 def shift_by_domain(*shots: str) -> str:
     """Accuracy of the default less zero-shot's, by shifted test set."""
     places, lines = places_of(results("shift")), []
+    default = default_of(_table(results("shift"), "accuracy", _shifted(*shots)))
     numbers = [int(number) for number in shots] or sorted({place.shots for place in places})
     for name in dict.fromkeys(place.shift for place in places):
         columns = [Column((p.data, str(k)), (p,)) for k in numbers for p in places if (p.shift, p.shots) == (name, k)]
-        one, two = (_means(results("shift"), "accuracy", row, columns) for row in (DEFAULT, "zero_shot"))
+        one, two = (_means(results("shift"), "accuracy", row, columns) for row in (default, "zero_shot"))
         gains = [f"{100 * d:+.1f}".replace("-", "−") for d in _less(one, two)]
         lines.append([name.replace("_", " ") or "not shifted", *gains])
     return markdown(["default less zero-shot, in points", *map(shots_head, numbers)], lines)
@@ -162,7 +166,7 @@ def shift_by_domain(*shots: str) -> str:
 def shift_better() -> str:
     """The methods that are better than the default under shift, in the mean over the shifted test sets."""
     table, said = _table(results("shift"), "accuracy", _shifted()), []
-    default = table.rows.index((DEFAULT,))
+    default = table.rows.index((default_of(table),))
     for column, heads in enumerate(table.columns):
         own = table.cell(default, column).mean or 0.0
         better = [called(row) for i, (row,) in enumerate(table.rows) if (table.cell(i, column).mean or 0.0) > own]
@@ -193,10 +197,17 @@ def corruptions() -> str:
     return str(len(CORRUPTIONS))
 
 
-def called(row: str) -> str:
-    """What the docs call a label."""
-    if row.startswith(f"{DEFAULT} alpha "):
-        return row.replace(f"{DEFAULT} ", "class residuals, ")
+def default_of(table: Table) -> str:
+    """The row of the default: `joint` where it was measured, on a GPU; without one, class residuals alone."""
+    return JOINT if (JOINT,) in table.rows else RESIDUALS
+
+
+def called(row: str, default: str = "") -> str:
+    """What the docs call a label, the default's in bold."""
+    if row == default:
+        return f"**{NAMES[row]} (default)**"
+    if row.startswith(f"{RESIDUALS} alpha "):
+        return row.replace(f"{RESIDUALS} ", "class residuals, ")
     for suffix in (" as published", " at most 2000 iterations"):
         if row.endswith(suffix):
             return f"{NAMES.get(row.removesuffix(suffix), row)},{suffix}"
@@ -267,7 +278,8 @@ def _drawn(table: Table) -> str:
         return f"**{table.text(row, column)}**" if row in table.best(column) else table.text(row, column)
 
     columns = range(len(table.columns))
-    lines = [[called(row), *(text(i, column) for column in columns)] for i, (row,) in enumerate(table.rows)]
+    default = default_of(table)
+    lines = [[called(row, default), *(text(i, column) for column in columns)] for i, (row,) in enumerate(table.rows)]
     return markdown(["method", *map(title_of, table.columns)], lines)
 
 

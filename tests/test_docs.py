@@ -131,8 +131,8 @@ def test_losses_are_all_there_are():
     better = set()
     for (data, shots), runs in found.items():
         for label in {label for label, _ in runs}:
-            seeds = [s for own, s in runs if own == label and (comparison.DEFAULT, s) in runs]
-            gains = [runs[label, s]["accuracy"] - runs[comparison.DEFAULT, s]["accuracy"] for s in seeds]
+            seeds = [s for own, s in runs if own == label and (comparison.RESIDUALS, s) in runs]
+            gains = [runs[label, s]["accuracy"] - runs[comparison.RESIDUALS, s]["accuracy"] for s in seeds]
             if gains and round(100 * sum(gains) / len(gains), 1) > 0:
                 place = f"{table.SETS[data]}, {table.shots_head(shots)}"
                 better.add((place, comparison.called(label), f"{100 * sum(gains) / len(gains):.1f}"))
