@@ -83,8 +83,8 @@ class NotFittedError(ConfigError, SklearnNotFittedError):
 class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
 
-    On a processor, by default, softmax regression over frozen embeddings, with a Gaussian belief about class residuals,
-    by iterated Kalman updates (preset 'residuals'). With a GPU a Kalman filter adapts the image tower as well ('joint').
+    On a CPU, by default, softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by
+    iterated Kalman updates (preset 'residuals'). With a GPU a Kalman filter adapts the image tower as well ('joint').
     The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters alone, as the paper does.
 
     It is a scikit-learn classifier: `clone`, `cross_val_score`, `GridSearchCV` and `Pipeline` work, with ``X`` a list

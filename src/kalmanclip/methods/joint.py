@@ -17,8 +17,9 @@ by the training images. So the embeddings stay close to linear in the parameters
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch.func import functional_call
 from kalmanclip.config import check_whole
 from kalmanclip.data import LabelledImages
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
-from kalmanclip.encoders.features import Progress, crop_features, fresh_crops
+from kalmanclip.encoders.features import Progress, activation_store, crop_features, fresh_crops
 from kalmanclip.encoders.jacobian import image_rows
 from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.encoders.preprocess import check_crop_scale
@@ -68,7 +69,8 @@ class JointConfig:
         step_size: of the filter, see `FilterConfig`.
         steps: of the filter, for each image of a class.
         batch_size: images per step.
-        crop_scale: the share of a picture that random crops take, fresh ones in each pass.
+        crop_scale: the share of a picture that random crops take, fresh ones in each pass; None: centre crops, whose
+            frozen part is computed once.
         residuals: of the class residuals, both on untouched and on adapted embeddings.
     """
 
@@ -81,7 +83,7 @@ class JointConfig:
     step_size: float = 0.05
     steps: int = 15
     batch_size: int = 32
-    crop_scale: tuple[float, float] = (0.3, 1.0)
+    crop_scale: tuple[float, float] | None = (0.3, 1.0)
     residuals: ClassResidualsConfig = field(default_factory=ClassResidualsConfig)
 
     def __post_init__(self) -> None:
@@ -96,8 +98,9 @@ class JointConfig:
         check_whole(1, steps=self.steps, batch_size=self.batch_size)
         check_scale(prior_std=self.prior_std)
         check_positive(step_size=self.step_size)
-        check_crop_scale(self.crop_scale)
-        self.filter  # its own checks
+        if self.crop_scale is not None:
+            check_crop_scale(self.crop_scale)
+        _ = self.filter  # whose options check themselves
 
     @property
     def filter(self) -> FilterConfig:
@@ -125,6 +128,18 @@ class Material(NamedTuple):
 
     frozen: Tensor
     adapted: Tensor | None
+
+
+class Batch(NamedTuple):
+    """Training images that are seen together.
+
+    Attributes:
+        positions: which they are, (B,), on the model's device.
+        activations: what the tower's adapted part is given.
+    """
+
+    positions: Tensor
+    activations: Activations
 
 
 class Joint(Classifier):
@@ -209,19 +224,31 @@ class Joint(Classifier):
         return []
 
     def _adapt(self, f: Tensor, images: LabelledImages, labels: Tensor, progress: Progress) -> None:
-        """Filter the low-rank parameters, and set them to the average of the belief's mean over the second half."""
-        config, encoder, count = self.config, self.encoder, len(labels)
-        size = min(config.batch_size, count)
-        steps = config.steps * max(images.counts())
-        crops = fresh_crops(self.backbone, images.sources, config.crop_scale, config.seed)
+        """Learn the low-rank parameters, from the untouched embeddings (N, d) on."""
         observed = LeaveOneOut(f, labels, self.residuals.T, self.residuals.root, self.backbone.logit_scale)
-        order = Order(count, size, config.seed)
+        batches = self._batches(images, progress)
+        first = next(batches)
+        self.encoder.start_principal(first.activations)
+        steps = self.config.steps * max(images.counts())
+        self._learn_towers(itertools.chain([first], batches), observed, steps, progress)
 
-        positions, number = order.draw()
-        shown = encoder.image.prefix(crops(positions, number))
-        encoder.start_principal(shown)
-        self._begin(shown, labels[positions.to(labels.device)])
-        assert self.filter is not None
+    def _batches(self, images: LabelledImages, progress: Progress) -> Iterator[Batch]:
+        """Yield batches without end, each pass with crops of its own."""
+        order = Order(len(images), min(self.config.batch_size, len(images)), self.config.seed)
+        device, encoder, crop_scale = self.backbone.device, self.encoder, self.config.crop_scale
+        if crop_scale is None:
+            store = activation_store(encoder, images.sources, progress)
+            while True:
+                positions, _ = order.draw()
+                yield Batch(positions.to(device), store[positions])
+        crops = fresh_crops(self.backbone, images.sources, crop_scale, self.config.seed)
+        while True:
+            positions, number = order.draw()
+            yield Batch(positions.to(device), encoder.image.prefix(crops(positions, number)))
+
+    def _learn_towers(self, batches: Iterator[Batch], observed: LeaveOneOut, steps: int, progress: Progress) -> None:
+        """Filter the low-rank parameters, and set them to the average of the belief's mean over the second half."""
+        encoder = self.encoder
 
         def observe(mean: Tensor, *inputs: Tensor) -> Observation:
             *activations, at = inputs
@@ -232,22 +259,23 @@ class Joint(Classifier):
 
         average, taken = torch.zeros_like(encoder.theta), 0
         captured: CapturedStep | None = None
-        for step in range(steps):
-            inputs = (*shown, positions.to(labels.device))
+        for step, (positions, shown) in enumerate(itertools.islice(batches, steps)):
+            if step == 0:
+                self._begin(shown, observed.labels[positions])
+            assert self.filter is not None
+            inputs, share = (*shown, positions), len(positions) / len(observed.labels)
             if captured is None and step and CapturedStep.possible(self.filter):
-                captured = CapturedStep(self.filter, observe, inputs, size / count, state=(observed.f,))
+                captured = CapturedStep(self.filter, observe, inputs, share, state=(observed.f,))
             if captured is not None:
                 record = captured(*inputs)
             else:
-                record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), size / count)  # type: ignore[misc]
+                record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), share)  # type: ignore[misc]
             self.history.append(record)
             if 2 * step >= steps:
                 taken += 1
                 average.lerp_(encoder.theta, 1 / taken)
             progress("adapting the image tower", step + 1, steps)
-            if step + 1 < steps:
-                positions, number = order.draw()
-                shown = encoder.image.prefix(crops(positions, number))
+        assert self.filter is not None
         if self.filter.skipped == steps:
             raise NumericalError(
                 f"All {steps} steps were skipped; the first because {self.history[0].reason}. Try a smaller prior_std."
@@ -315,7 +343,7 @@ class Joint(Classifier):
         return score
 
     def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
-        """See `Classifier.linearized`. The residuals of both kinds were learned from the same images: they err alike."""
+        """See `Classifier.linearized`. Both kinds of residuals were learned from the same images: they err alike."""
         untouched, (own, other) = self._untouched(), self.shares
         scale = self.residuals.covariance_scale if scaled else 1.0
 

@@ -78,8 +78,8 @@ PRESETS: dict[str, MethodConfig] = {
 }
 """- ``residuals``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
   updates. docs/results.md says where it wins and where it loses.
-- ``joint``: the same, and low-rank parameters inside the image tower by a Kalman filter. More accurate, and slow without
-  a GPU.
+- ``joint``: the same, and low-rank parameters inside the image tower by a Kalman filter. More accurate, and slow
+  without a GPU.
 - ``default``: ``joint`` where there is a GPU, else ``residuals`` (`usual_preset`).
 - ``head``: low-rank parameters on both embeddings. They belong to no class and can be merged into the CLIP.
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
