@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +26,22 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.development import development, scores
-from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, shots_head, values, write_rows
+from benchmarks.table import (
+    SETS,
+    Row,
+    add_file,
+    markdown,
+    mean,
+    only,
+    read_rows,
+    rows_of,
+    shots_head,
+    values,
+    write_rows,
+)
 from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.encoders.features import Progress
-from kalmanclip.files import read_json
 from kalmanclip.methods import Joint, JointConfig, Method, make_classifier, make_method, preset, with_options
 from kalmanclip.methods.baselines.training import Recipe
 from kalmanclip.methods.joint import Batch
@@ -167,16 +178,10 @@ def methods(backbone: Backbone, seed: int) -> dict[str, tuple[dict[str, Any], di
     return found
 
 
-def digest(settings: dict[str, Any], parts: dict[str, Any]) -> str:
+def digest(settings: dict[str, Any], parts: Iterable[str] = ()) -> str:
     """Short words for options: another row is measured where they change."""
     text = json.dumps([settings, sorted(parts)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def known_rows(path: Path | None) -> list[Row]:
-    """The rows that a file has already."""
-    found: list[Row] = read_json(path)["rows"] if path is not None and path.exists() else []
-    return found
 
 
 def synchronize(backbone: Backbone) -> None:
@@ -198,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", help="these rows")
     add_file(parser)
     options = parser.parse_args(arguments)
-    rows = known_rows(options.json)
+    rows = rows_of(options.json)
     known = {tuple(row[k] for k in KEY) for row in rows}
     backbone = load_backbone(options.model, options.device, options.precision)  # no cache: the times are compared
     for folder in options.data:

@@ -271,7 +271,7 @@ class Joint(Classifier):
             else:
                 record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), share)  # type: ignore[misc]
             self.history.append(record)
-            if 2 * step >= steps:
+            if 2 * (step + 1) > steps:
                 taken += 1
                 average.lerp_(encoder.theta, 1 / taken)
             progress("adapting the image tower", step + 1, steps)
@@ -420,14 +420,18 @@ class Order:
         self.count, self.size = count, size
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._rest = torch.empty(0, dtype=torch.long)
-        self._passes = 0
+        self._number = 0
 
     def draw(self) -> tuple[Tensor, int]:
-        """Return positions (size,), no two of them the same, and the number of their crops."""
+        """Return positions (size,), no two of them the same, and the number of their crops, another every time."""
         if len(self._rest) < self.size:
             again = torch.randperm(self.count, generator=self._generator)
-            again = again[~torch.isin(again, self._rest)] if len(self._rest) else again
-            self._rest = torch.cat([self._rest, again])
-            self._passes += 1
+            waiting = torch.isin(again, self._rest)
+            # those that wait for the last pass fill the batch with others, and come in the new pass after it
+            now, later = again[~waiting].split([self.size - len(self._rest), self.count - self.size])
+            later = torch.cat([later, again[waiting]])
+            later = later[torch.randperm(len(later), generator=self._generator)]
+            self._rest = torch.cat([self._rest, now, later])
         batch, self._rest = self._rest.split([self.size, len(self._rest) - self.size])
-        return batch, self._passes
+        self._number += 1
+        return batch, self._number
