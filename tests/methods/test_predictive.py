@@ -18,7 +18,12 @@ from kalmanclip.prediction import TYPICAL_SCALE
 HEAD = KalmanConfig(epochs=1, batch_size=5, low_rank=LowRankConfig(rank=2), prior_std=0.1)
 TOWERS = dataclasses.replace(HEAD, low_rank=LowRankConfig(placement="towers", last_blocks=1, rank=2))
 CLASSES = ClassResidualsConfig(crops=0)
-BOTH = JointConfig(HEAD, CLASSES)
+BOTH = JointConfig(
+    low_rank=LowRankConfig(placement="towers", towers=("image",), last_blocks=1, rank=2, learn_a=False),
+    steps=2,
+    batch_size=4,
+    residuals=CLASSES,
+)
 KINDS = {"head": HEAD, "towers": TOWERS, "classes": CLASSES, "both": BOTH}
 
 

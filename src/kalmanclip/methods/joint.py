@@ -29,6 +29,7 @@ from torch.func import functional_call
 
 from kalmanclip.config import check_whole
 from kalmanclip.data import LabelledImages
+from kalmanclip.data.embedding import Embedding
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import Progress, activation_store, crop_features, fresh_crops
 from kalmanclip.encoders.jacobian import image_rows
@@ -142,6 +143,19 @@ class Batch(NamedTuple):
     activations: Activations
 
 
+class Remembering(DualEncoder):
+    """An encoder that does not encode the same activations twice: several parts of a prediction ask for them."""
+
+    _last: tuple[Activations, Tensor] | None = None
+
+    def encode_images(self, activations: Activations) -> Tensor:
+        """See `DualEncoder.encode_images`."""
+        last = self._last  # others may ask at the same time
+        if last is None or last[0] is not activations:
+            self._last = last = activations, super().encode_images(activations)
+        return last[1]
+
+
 class Joint(Classifier):
     """Class residuals on untouched and on adapted embeddings; see the top of this module.
 
@@ -160,8 +174,12 @@ class Joint(Classifier):
     def _make_encoder(self) -> DualEncoder:
         return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
 
+    def _untouched(self) -> DualEncoder:
+        return self._frozen
+
     def _reset(self) -> None:
         super()._reset()
+        self._frozen = Remembering(self.backbone, self.config.low_rank, self.config.seed)
         self.residuals = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
         self.adapted = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
         self.filter: KalmanFilter | None = None
@@ -184,12 +202,22 @@ class Joint(Classifier):
 
     # learning
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Material:
+    def _check_images(self, images: LabelledImages) -> None:
         if self.ranks is not None:
-            raise ConfigError("Several ranks cannot share the joint method. Start a single process, or choose another.")
+            raise ConfigError(
+                "Several ranks cannot share the joint method: start a single process, or choose the preset 'residuals'."
+            )
+        super()._check_images(images)
+
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Material:
         options, seed = self.config.residuals, self.config.seed
         frozen = crop_features(DualEncoder(self.backbone), images.sources, options, seed, progress)
         first = from_prior or not self.fitted
+        if first and isinstance(images.sources[0], Embedding):
+            raise ConfigError(
+                "The joint method adapts the image tower, and there are only embeddings of the images. Choose the "
+                "preset 'residuals' or 'head'."
+            )
         return Material(frozen, None if first else self._adapted_crops(images, progress))
 
     def _adapted_crops(self, images: LabelledImages, progress: Progress) -> Tensor:
@@ -328,8 +356,17 @@ class Joint(Classifier):
         return 0.5, 0.5 * n / (n + 1)
 
     def _weights(self) -> Tensor:
-        """Return the class weights of adapted embeddings: those that belong to the merged model."""
-        return self.adapted.weights()
+        raise ConfigError(
+            "A classifier of the preset 'joint' reads every image twice, by the model as it was and by the adapted "
+            "one: no single model and its class weights are the same. Export it as ONNX (on the command line export "
+            "--format onnx), or fit with the preset 'residuals' or 'head'."
+        )
+
+    def plain_parts(self) -> list[tuple[torch.nn.Module, Tensor]]:
+        """See `Classifier.plain_parts`: the untouched model, and the adapted one."""
+        own, other = self.shares
+        plain = DualEncoder(self.backbone).merged()
+        return [(plain, own * self.residuals.weights()), (self.merged(), other * self.adapted.weights())]
 
     def _scorer(self) -> Callable[[Activations], Tensor]:
         untouched, (own, other) = self._untouched(), self.shares
@@ -359,9 +396,10 @@ class Joint(Classifier):
         """See `Classifier.sampled`. Low-rank parameters and both kinds of residuals are drawn."""
         assert self.filter is not None
         untouched, (own, other) = self._untouched(), self.shares
-        generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        W = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
-        V = list(self.adapted.sampled([self.adapted.T] * samples, generator))
+        # the same random numbers for both kinds: they were learned from the same images, and err alike
+        generators = (torch.Generator().manual_seed(self.config.seed % 2**63) for _ in range(2))
+        W = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, next(generators))))
+        V = list(self.adapted.sampled([self.adapted.T] * samples, next(generators)))
         belief, tower = self.filter.belief, self.encoder.image
         thetas = belief.sample(samples, torch.Generator(belief.mean.device).manual_seed(self.config.seed % 2**63))
         drawn = belief.mean + math.sqrt(DRAWS_SCALE) * (thetas - belief.mean)

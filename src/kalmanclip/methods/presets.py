@@ -95,7 +95,8 @@ def usual_preset(device: str | torch.device, images: bool = True, together: bool
 
     Args:
         device: where the model is, or is to be.
-        images: whether there are images, and not embeddings alone.
+        images: whether all images are there from the beginning: not where they come one by one, nor where there are
+            embeddings or descriptions, which class residuals alone can use.
         together: whether several processes learn together.
     """
     return "joint" if str(device).startswith("cuda") and images and not together else "residuals"
