@@ -29,7 +29,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import comparison, paper, suggest
+from benchmarks import comparison, optimizers, paper, suggest
 from benchmarks.table import NOT_YET, ROOT, NotYet
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.figure import Picture
@@ -86,7 +86,11 @@ def difference(path: Path) -> str:
 
 def _pictures() -> dict[str, Picture]:
     """All pictures, by the names of their files in docs/assets."""
-    return paper.pictures() | {"comparison": comparison.figure(), "suggest": suggest.figure()}
+    found = paper.pictures() | {"comparison": comparison.figure(), "suggest": suggest.figure()}
+    try:
+        return found | optimizers.pictures()
+    except NotYet:
+        return found
 
 
 def main(arguments: list[str] | None = None) -> None:

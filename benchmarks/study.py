@@ -24,7 +24,6 @@ from kalmanclip.encoders import Backbone, LowRankConfig
 from kalmanclip.methods import (
     Classifier,
     ClassResidualsConfig,
-    JointConfig,
     KalmanConfig,
     MethodConfig,
     make_classifier,
@@ -85,8 +84,8 @@ def configurations() -> dict[str, MethodConfig]:
         "alpha 1": residuals(alpha=1.0),
         "low-rank head": head,
         "low-rank towers": towers,
-        "low-rank head, then residuals": JointConfig(head),
-        "low-rank towers, then residuals": JointConfig(towers),
+        "no generative classifier": residuals(generative=0.0),
+        "joint": preset("joint"),
         "low-rank towers, matched pairs": preset("paper-literal"),
     }
 

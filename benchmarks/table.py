@@ -17,7 +17,11 @@ from kalmanclip.errors import DataError
 from kalmanclip.experiments.provenance import code_version
 from kalmanclip.files import read_json, write_atomic
 
-NOT_YET: dict[str, str] = {}
+_DATA = "../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37"
+NOT_YET: dict[str, str] = {
+    name: f"python -m benchmarks.{name} local-dir:vitb16 {_DATA} --device cuda --json results/{name}.json"
+    for name in ("towers", "optimizers")
+}
 """Studies that have yet to write their files, with the commands; the docs keep their figures until then."""
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +48,12 @@ def write_rows(options: argparse.Namespace, rows: Iterable[Row]) -> None:
     lines = sorted(json.dumps(_rounded(row), sort_keys=True, allow_nan=False) for row in rows)
     head = json.dumps({"code": code_version()["source"][:16], "options": given}, sort_keys=True)
     write_atomic(options.json, head[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n", DataError)
+
+
+def rows_of(path: Path | None) -> list[Row]:
+    """The rows that a study has measured already, for one that goes on where it was interrupted."""
+    rows: list[Row] = read_json(path, DataError)["rows"] if path is not None and path.exists() else []
+    return rows
 
 
 def read_rows(name: str) -> list[Row]:

@@ -1,120 +1,235 @@
-"""Low-rank parameters inside the towers of a real CLIP: the ground on which the preset `towers` stands.
+"""What does each part of the preset `joint` bring? One thing changed at a time, inside a real image tower.
 
-    python -m benchmarks.towers MODEL ../shared/data/eurosat ../shared/data/pets --json results/towers.json
-        [--shots 4] [--seed 1] [--images 360] [--precision bfloat16] [--only towers ...]
+    python -m benchmarks.towers MODEL ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 --shots 4 16 \\
+        --device cuda --json results/towers.json [--seeds 1] [--images 360] [--precision bfloat16] [--only joint ...]
 
-Learns one seed's shots and measures on training images that this seed does *not* use: no test image is opened, so the
-preset may be chosen by this table. AdamW learns the same parameters from the same number of crops. Rows that the file
+Learns the shots of a seed and measures on training images that this seed does *not* use: no test image is opened, so
+the preset may be chosen by this table. AdamW learns exactly the same parameters from the same batches of the same
+crops, from the same start; its loss is the negative log-likelihood whose root the filter observes. Rows that the file
 has already are not measured again, unless their options have changed.
 """
 
+from __future__ import annotations
+
 import argparse
-import dataclasses
 import hashlib
 import json
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock, patch
 
 import torch
-from rich.console import Console
+import torch.nn.functional as F
 
 from benchmarks.development import development, scores
+from benchmarks.table import (
+    SETS,
+    Row,
+    add_file,
+    markdown,
+    mean,
+    only,
+    read_rows,
+    rows_of,
+    shots_head,
+    values,
+    write_rows,
+)
 from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, load_backbone
-from kalmanclip.files import write_atomic
-from kalmanclip.methods import JointConfig, Method, make_classifier, make_method, preset, with_options
-from kalmanclip.methods.baselines.clip_lora import CLIPLoRA, CLIPLoRAConfig
+from kalmanclip.encoders.features import Progress
+from kalmanclip.methods import Joint, JointConfig, Method, make_classifier, make_method, preset, with_options
 from kalmanclip.methods.baselines.training import Recipe
-from kalmanclip.methods.residuals import ClassResidualsConfig
+from kalmanclip.methods.joint import Batch
+from kalmanclip.methods.leave_one_out import LeaveOneOut
 
 KEY = ("configuration", "model", "data", "shots", "seed", "images", "options")
-
-TOWERS = to_dict(preset("towers"))
-FILTERS: dict[str, dict[str, Any]] = {
-    "towers": {},
-    "one variance for all matrices": {"prior_per_matrix": False},
-    "centre crops": {"crop_scale": None},
-    "regulated": {"filter": {"alpha": 1.0}},
-}
-"""The preset, and with one thing changed at a time."""
-
-JOINT = {
-    "towers, then residuals": JointConfig(preset("towers"), ClassResidualsConfig(folds=2)),
-    "head, then residuals": JointConfig(),
-}
-"""Both kinds of parameters. Two folds: towers are learned anew for each, together at the price of one more fit."""
-
 RATES = (2e-4, 1e-3, 3e-3)
 """Of AdamW. The first is CLIP-LoRA's, for many more steps than here."""
 
 
-@dataclasses.dataclass(frozen=True)
-class AdamWConfig(CLIPLoRAConfig):
-    """Options of CLIP-LoRA with a learning rate of one's own."""
+@dataclass(frozen=True)
+class DescentConfig(JointConfig):
+    """Options of `joint`, and AdamW's learning rate at the start; down to 1e-6 by a cosine, as CLIP-LoRA's."""
 
     lr: float = 1e-3
 
-    def recipe(self, lr: float) -> Recipe:
-        """Return AdamW with the rate of these options instead."""
-        return super().recipe(self.lr)
+    @property
+    def recipe(self) -> Recipe:
+        """All else of AdamW: weight decay 1e-2, as CLIP-LoRA's."""
+        return Recipe(lr=self.lr, final_lr=1e-6)
 
 
-def methods(images: int) -> dict[str, tuple[dict[str, Any], Callable[[Backbone], Method]]]:
-    """What is measured: options, and how it is made for so many training images."""
-    found: dict[str, tuple[dict[str, Any], Callable[[Backbone], Method]]] = {}
-    configs = {name: with_options(preset("towers"), changed) for name, changed in FILTERS.items()} | JOINT
-    for name, config in configs.items():
-        found[name] = to_dict(config), lambda b, config=config: make_classifier(b, config)  # type: ignore[misc]
-    batch, passes = TOWERS["batch_size"], TOWERS["epochs"] * math.ceil(images / TOWERS["batch_size"])
-    for lr in RATES:
-        adamw = AdamWConfig(most_iterations=passes, batch_size=batch, crop_scale=TOWERS["crop_scale"], lr=lr)
-        found[f"AdamW {lr:g}"] = to_dict(adamw), lambda b, adamw=adamw: CLIPLoRA(b, adamw)  # type: ignore[misc]
-    found["class residuals"] = {}, lambda b: make_method("class_residuals", b)
-    found["zero-shot"] = {}, lambda b: make_method("zero_shot", b)
+class Descent(Joint):
+    """`Joint`, but AdamW learns the low-rank parameters. Predictions are made by its last step's."""
+
+    Config = DescentConfig
+    config: DescentConfig
+
+    def _learn_towers(self, batches: Iterator[Batch], observed: LeaveOneOut, steps: int, progress: Progress) -> None:
+        recipe = self.config.recipe
+        optimiser = torch.optim.AdamW(self.encoder.image.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+        for step in range(steps):
+            positions, shown = next(batches)
+            for group in optimiser.param_groups:
+                group["lr"] = recipe.rate(step, steps, 1)
+            f = self.encoder.encode_images(shown)
+            loss = F.cross_entropy(observed.logits(f, positions), observed.labels[positions])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            observed.remember(f.detach(), positions)
+            progress("adapting the image tower", step + 1, steps)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row of the table: what is different from the preset.
+
+    Attributes:
+        options: of the method.
+        parts: what is replaced while it learns and predicts: constants and functions that are no options.
+        config: the options that are changed.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+    config: JointConfig = field(default_factory=JointConfig)
+
+
+def _texts_alone(self: LeaveOneOut) -> torch.Tensor:
+    """The gains that the observation has where no other image is asked."""
+    return self.f.new_tensor([1.0, 0.0])
+
+
+JOINT = "kalmanclip.methods.joint"
+RANDOM_A = {f"{JOINT}.DualEncoder.start_principal": lambda self, images: None}
+ROWS: dict[str, Change] = {
+    "joint": Change(),
+    "5 steps for each image of a class": Change({"steps": 5}),
+    "10 steps": Change({"steps": 10}),
+    "30 steps": Change({"steps": 30}),
+    "prior std 0.3": Change({"prior_std": 0.3}),
+    "prior std 3": Change({"prior_std": 3.0}),
+    "rank 1": Change({"low_rank": {"rank": 1}}),
+    "rank 4": Change({"low_rank": {"rank": 4}}),
+    "rank 8": Change({"low_rank": {"rank": 8}}),
+    "q, k, v only": Change({"low_rank": {"targets": ["q", "k", "v"]}}),
+    "mlp only": Change({"low_rank": {"targets": ["mlp"]}}),
+    "last 2 blocks": Change({"low_rank": {"last_blocks": 2}}),
+    "last 6 blocks": Change({"low_rank": {"last_blocks": 6}}),
+    "A learned, too": Change({"low_rank": {"learn_a": True}}),
+    "A random": Change(parts=RANDOM_A),
+    "A random, and learned": Change({"low_rank": {"learn_a": True}}, RANDOM_A),
+    "fixed centre crops": Change({"crop_scale": None}),
+    "crops of 8 % of the area and more": Change({"crop_scale": [0.08, 1.0]}),
+    "step size 0.02": Change({"step_size": 0.02}),
+    "step size 0.15": Change({"step_size": 0.15}),
+    "batches of 16": Change({"batch_size": 16}),
+    "observed by the texts alone": Change(parts={f"{JOINT}.LeaveOneOut._fitted": _texts_alone}),
+    "no untouched embeddings": Change(parts={f"{JOINT}.Joint.shares": PropertyMock(return_value=(0.0, 1.0))}),
+    "equal shares": Change(parts={f"{JOINT}.Joint.shares": PropertyMock(return_value=(0.5, 0.5))}),
+    "adapted embeddings trusted as untouched ones": Change(parts={f"{JOINT}.SEEN": 1.0}),
+    "no generative classifier": Change({"residuals": {"generative": 0.0}}),
+    **{f"AdamW {lr:g}": Change(config=DescentConfig(lr=lr)) for lr in RATES},
+}
+"""The preset, and with one thing changed at a time."""
+
+OTHERS = {
+    "class residuals": to_dict(preset("residuals")),
+    "preset `towers`": to_dict(preset("towers")),
+    "zero-shot": {},
+}
+
+
+def table(name: str = "towers", rows: list[Row] | None = None) -> str:
+    """Accuracy in % / NLL of every row by data set and shots, the mean last; in bold what the preset is."""
+    rows = read_rows(name) if rows is None else rows
+    places = [(data, shots) for data in values(rows, "data") for shots in sorted(values(rows, "shots"))]
+    lines = []
+    for configuration in [one for one in (*ROWS, *OTHERS) if only(rows, configuration=one)]:
+        found = only(rows, configuration=configuration)
+        parts = [only(found, data=data, shots=shots) for data, shots in places]
+        bold = "**" if configuration == "joint" else ""
+        whole = all(parts)  # a mean over other data sets could not be compared
+        cells = [f"{mean(part, 'accuracy'):.1f} / {mean(part, 'nll'):.3f}" if part else "" for part in parts]
+        ends = [f"{mean(found, 'accuracy'):.1f} / {mean(found, 'nll'):.3f}", f"{mean(found, 'seconds'):.0f}"]
+        lines.append([f"{bold}{configuration}{bold}", *cells, *(ends if whole else ["", ""])])
+    heads = [f"{SETS.get(data, data)}, {shots_head(shots)}" for data, shots in places]
+    return markdown(["", *heads, "mean", "s"], lines)
+
+
+def methods(backbone: Backbone, seed: int) -> dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Method]]]:
+    """What is measured, by name: its options, what is replaced in the code, and what makes it."""
+    found: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Method]]] = {}
+    for name, change in ROWS.items():
+        config = with_options(change.config, change.options | {"seed": seed})
+        made = Descent if isinstance(config, DescentConfig) else Joint
+        found[name] = to_dict(config), change.parts, lambda made=made, config=config: made(backbone, config)  # type: ignore[misc]
+    for name in ("residuals", "towers"):
+        title = "class residuals" if name == "residuals" else "preset `towers`"
+        config = with_options(preset(name), {"seed": seed})
+        found[title] = to_dict(config), {}, lambda config=config: make_classifier(backbone, config)  # type: ignore[misc]
+    found["zero-shot"] = {}, {}, lambda: make_method("zero_shot", backbone)
     return found
 
 
-def main() -> None:
+def digest(settings: dict[str, Any], parts: Iterable[str] = ()) -> str:
+    """Short words for options: another row is measured where they change."""
+    text = json.dumps([settings, sorted(parts)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def synchronize(backbone: Backbone) -> None:
+    """Wait for the device, before a clock is read."""
+    if backbone.device.type == "cuda":
+        torch.cuda.synchronize(backbone.device)
+
+
+def main(arguments: list[str] | None = None) -> None:
     """Measure what the file does not have yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("data", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--shots", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shots", nargs="+", type=int, default=[4])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--images", type=int, default=360, help="how many images to measure on, at most")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="bfloat16")
-    parser.add_argument("--only", nargs="+")
-    options = parser.parse_args()
-    console = Console()
-    rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    parser.add_argument("--only", nargs="+", help="these rows")
+    add_file(parser)
+    options = parser.parse_args(arguments)
+    rows = rows_of(options.json)
     known = {tuple(row[k] for k in KEY) for row in rows}
-    backbone = load_backbone(options.model, "cpu", options.precision)
+    backbone = load_backbone(options.model, options.device, options.precision)  # no cache: the times are compared
     for folder in options.data:
-        task, rest = development(folder, options.shots, options.seed)
-        chosen = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))[: options.images]
-        rest = rest.subset(chosen.tolist())
-        for name, (settings, make) in methods(len(task.train)).items():
-            if options.only and name not in options.only:
-                continue
-            digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-            key = (name, Path(options.model).name, folder.name, options.shots, options.seed, len(rest), digest)
-            if key in known:
-                continue
-            method, begin = make(backbone), time.perf_counter()
-            method.fit(task)
-            seconds = time.perf_counter() - begin
-            accuracy, nll = scores(method, rest)
-            row = dict(zip(KEY, key, strict=True)) | {"accuracy": accuracy, "nll": nll, "seconds": seconds}
-            rows.append(row)
-            console.print(
-                f"{folder.name} {options.shots} shots, {name}: {accuracy:.1f} %, NLL {nll:.3f}, {seconds:.0f} s"
-            )
-            if options.json:
-                write_atomic(options.json, json.dumps(rows, indent=1) + "\n")
+        for shots in options.shots:
+            for seed in options.seeds:
+                task, rest = development(folder, shots, seed)
+                chosen = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))[: options.images]
+                rest = rest.subset(chosen.tolist())
+                for name, (settings, parts, make) in methods(backbone, seed).items():
+                    key = (name, Path(options.model).name, folder.name, shots, seed, len(rest), digest(settings, parts))
+                    if (options.only and name not in options.only) or key in known:
+                        continue
+                    with ExitStack() as stack:
+                        for place, other in parts.items():
+                            stack.enter_context(patch(place, other))
+                        method, begin = make(), time.perf_counter()
+                        method.fit(task)
+                        synchronize(backbone)
+                        seconds = time.perf_counter() - begin
+                        accuracy, nll = scores(method, rest)
+                    measured = {"accuracy": accuracy, "nll": nll, "seconds": seconds}
+                    rows.append(dict(zip(KEY, key, strict=True)) | measured)
+                    print(f"{folder.name}, {shots_head(shots)}, seed {seed}, {name}: ", end="")
+                    print(f"{accuracy:.1f} %, NLL {nll:.3f}, {seconds:.1f} s", flush=True)
+                    write_rows(options, rows)
+    print(table(rows=rows))
 
 
 if __name__ == "__main__":

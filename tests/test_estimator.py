@@ -1,5 +1,6 @@
 """The front door: scikit-learn's habits, files, merging."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,10 +21,15 @@ from kalmanclip.methods import PRESETS, ClassResidualsConfig, JointConfig, Kalma
 HEAD = {"batch_size": 4, "low_rank.rank": 2}
 OPTIONS = {"preset": "head", "epochs": 2, "options": HEAD}
 RESIDUALS = {"prior_std": 0.15, "options": {"crops": 2}}  # given: the search for it takes most of a small fit
-SMALL = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
-BOTH = {"config": JointConfig(SMALL, ClassResidualsConfig(crops=2, prior_std=0.15))}
+SMALL = JointConfig(
+    low_rank=LowRankConfig(placement="towers", towers=("image",), last_blocks=1, rank=2, learn_a=False),
+    steps=2,
+    batch_size=4,
+    residuals=ClassResidualsConfig(crops=1, prior_std=0.15),
+)
+BOTH = {"config": SMALL}
 KINDS = {"default": RESIDUALS, "head": OPTIONS, "both": BOTH}
-"""What is learned: class residuals, low-rank parameters, or one after the other."""
+"""What is learned: class residuals, low-rank parameters, or both."""
 
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
 
@@ -117,7 +123,8 @@ def test_save_load_continue_equals_an_uninterrupted_run(tiny, shapes, tmp_path):
 def test_class_residuals_are_saved_to_the_last_digit(tiny, shapes, tmp_path, kind, prior_std):
     """What comes after, uncertainty and more learning, is the same too."""
     residuals = ClassResidualsConfig(crops=2, prior_std=prior_std)
-    whole = KalmanCLIP(tiny, residuals if kind == "default" else JointConfig(SMALL, residuals)).fit(shapes)
+    both = dataclasses.replace(SMALL, residuals=residuals)
+    whole = KalmanCLIP(tiny, residuals if kind == "default" else both).fit(shapes)
     whole.save(tmp_path / "half")
     resumed = KalmanCLIP.load(tmp_path / "half", tiny)
     assert same(resumed, whole)
@@ -127,26 +134,6 @@ def test_class_residuals_are_saved_to_the_last_digit(tiny, shapes, tmp_path, kin
     theirs, ours = (clf.predict_full(shapes / "triangle") for clf in (whole, resumed))
     assert torch.equal(theirs.mean, ours.mean)
     assert torch.equal(theirs.std, ours.std)
-
-
-def test_a_fit_of_both_that_stops_after_a_pass_is_loaded_and_finished(tiny, shapes, fits, tmp_path):
-    class Stop(Exception):
-        pass
-
-    def save_and_stop(passes):
-        clf.save(tmp_path / "half")
-        raise Stop
-
-    clf = KalmanCLIP(tiny, **KINDS["both"])
-    with pytest.raises(Stop):
-        clf.fit(shapes, after_epoch=save_and_stop)
-    assert clf.method_.residuals.belief is None  # their turn comes after the last pass
-    half = KalmanCLIP.load(tmp_path / "half", tiny)
-    assert half.method_.kalman.filter.steps == 4
-    assert np.array_equal(half.predict_proba(shapes), clf.predict_proba(shapes))
-    assert torch.equal(half.predict_full(shapes).std, clf.predict_full(shapes).std)
-    half.partial_fit(shapes, epochs=1)
-    assert same(half, fits["both"])
 
 
 def test_two_passes_at_once_equal_two_in_turn(tiny, shapes):

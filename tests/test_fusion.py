@@ -11,7 +11,7 @@ from kalmanclip import KalmanCLIP
 from kalmanclip.data import read_folder
 from kalmanclip.encoders import LowRankConfig
 from kalmanclip.errors import ConfigError
-from kalmanclip.methods import ClassResidualsConfig, JointConfig, Kalman, preset
+from kalmanclip.methods import ClassResidualsConfig, Kalman, preset
 from kalmanclip.methods.fusion import fuse_methods
 
 from .conftest import shape_picture
@@ -166,8 +166,8 @@ def test_what_must_agree(tiny, pictures):
         KalmanCLIP.fuse([default, untaught])
     with pytest.raises(ConfigError, match="at least one"):
         KalmanCLIP.fuse([])
-    both = KalmanCLIP(tiny, JointConfig(QUICK["head"], QUICK["default"])).partial_fit(*few)
-    with pytest.raises(ConfigError, match="one of the two"):
+    both = KalmanCLIP(tiny, dataclasses.replace(preset("joint"), steps=1)).partial_fit(*few)
+    with pytest.raises(ConfigError, match="the preset 'joint' cannot be fused"):
         KalmanCLIP.fuse([both, both])
 
 

@@ -175,6 +175,12 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             f"{path} has format version {description.get('version')!r}; this kalmanclip reads version {VERSION}. "
             "Install the kalmanclip version named in the file, or fit again."
         )
+    config = description.get("config")
+    if description.get("method") == "joint" and isinstance(config, dict) and "kalman" in config:
+        raise AdapterError(
+            f"{path} is of the preset 'joint' of an older version, which was another method. Fit again, or install the "
+            "kalmanclip version named in the file."
+        )
     try:
         check_type(description, Description, "it")
         _check_ranges(description)
@@ -311,9 +317,10 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
     name = method.backbone.name
     if name.startswith(IN_MEMORY):
         raise AdapterError(f"The backbone {name!r} has no configuration to export: use merge() and class_weights().")
+    weights = method.class_weights()  # first: not every classifier has them
     model: Any = method.merged()
     classes = {"class_names": list(method.class_names), "templates": list(method.templates)}
-    tensors, values = {"classifier": {"weight": method.class_weights()}}, {"classes": classes}
+    tensors, values = {"classifier": {"weight": weights}}, {"classes": classes}
     saved: list[Any] = []  # what writes files of its own
     if isinstance(model, TransformersCLIP):
         saved, last = [model.hf, model.processor], "config.json"

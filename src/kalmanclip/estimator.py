@@ -34,7 +34,7 @@ from kalmanclip.data.embedding import Embedding
 from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.data.inputs import open_images, open_labelled
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
-from kalmanclip.encoders import Backbone, DualEncoder, as_backbone, load_backbone
+from kalmanclip.encoders import Backbone, DualEncoder, as_backbone, load_backbone, supports_low_rank
 from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
 from kalmanclip.files import check_path
@@ -55,8 +55,7 @@ from kalmanclip.methods import (
 from kalmanclip.methods import preset as find_preset
 from kalmanclip.methods.classifier import TrainingImages
 from kalmanclip.methods.fusion import fuse_methods
-from kalmanclip.methods.suggest import DEFAULT as DEFAULT_ACQUISITION
-from kalmanclip.methods.suggest import ImagePool, Suggestion, check_acquisition, read_pool, suggest
+from kalmanclip.methods.suggest import ImagePool, Suggestion, check_acquisition, read_pool, suggest, usual_acquisition
 from kalmanclip.prediction import (
     FALSE_ALARMS,
     SAMPLES,
@@ -83,8 +82,8 @@ class NotFittedError(ConfigError, SklearnNotFittedError):
 class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     """A CLIP classifier fine-tuned from a few images per class by Kalman updates of a Gaussian belief.
 
-    On a processor, by default, softmax regression over frozen embeddings, with a Gaussian belief about class residuals,
-    by iterated Kalman updates (preset 'residuals'). With a GPU a Kalman filter adapts the image tower as well ('joint').
+    On a CPU, by default, softmax regression over frozen embeddings, with a Gaussian belief about class residuals, by
+    iterated Kalman updates (preset 'residuals'). With a GPU a Kalman filter adapts the image tower as well ('joint').
     The presets 'head', 'paper' and 'paper-literal' filter low-rank parameters alone, as the paper does.
 
     It is a scikit-learn classifier: `clone`, `cross_val_score`, `GridSearchCV` and `Pipeline` work, with ``X`` a list
@@ -101,8 +100,9 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             (see `kalmanclip.encoders.as_backbone`).
         config: all options of a method; None: those of ``preset``.
         preset: a name in `kalmanclip.methods.presets`, such as 'paper'. None, or 'default': 'joint' where the model is
-            on a GPU, else 'residuals'.
+            on a GPU and `fit` is given images, else 'residuals'.
         prior_std: how far similarities may move a priori; None: that of the preset, which may choose it on the images.
+            With 'joint' those that low-rank parameters move; ``options={"residuals.prior_std": ...}`` for the others.
         epochs: passes over the images, for low-rank parameters; None: that of the preset.
         seed: of everything that is random; None: that of the preset.
         options: further options of the method by name, nested or dotted: ``{"low_rank.rank": 2}``.
@@ -276,7 +276,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         before = dict(vars(self))
         templates = validate_templates(self.templates)
         train, labels = _labelled(X, y, class_names)
-        method, held = self._new_method(isinstance(next(iter(train.sources), None), Embedding)), None
+        method, held = self._new_method(train.sources), None
         seed = method.config.seed
         if calibrate is not None:
             train, held = hold_out(train, calibrate, seed)
@@ -326,8 +326,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         if isinstance(X, LabelledImages) and X.class_names not in (known, class_names and list(class_names)):
             y, X = [X.class_names[label] for label in X.labels], X.sources  # its numbers count in its own names
         new, labels = _labelled(X, y, class_names, known, list(getattr(self, "classes_", [])))
-        embedded = isinstance(next(iter(new.sources), None), Embedding)
-        method = getattr(self, "method_", None) or self._new_method(embedded)
+        method = getattr(self, "method_", None) or self._new_method()
         _warn_of_repeats(method, new.sources)
         notes = getattr(self, "notes_", {})
         if "learned_from" in notes or not method.fitted:
@@ -516,7 +515,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         X: Images | ImagePool,
         n: int = 20,
         *,
-        by: str = DEFAULT_ACQUISITION,
+        by: str | None = None,
         seed: int = 0,
         progress: Progress = automatic,
     ) -> Suggestion:
@@ -528,10 +527,12 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         Args:
             X: the pool: images without labels, or what `read_pool` made of them.
             n: how many.
-            by: how they are chosen, one of `kalmanclip.methods.suggest.ACQUISITIONS`.
+            by: how they are chosen, one of `kalmanclip.methods.suggest.ACQUISITIONS`; None: 'filter' with class
+                residuals alone, else 'batchbald'.
             seed: of what is random.
             progress: called as ``progress(stage, done, total)``.
         """
+        by = usual_acquisition(self._fitted()) if by is None else by
         check_acquisition(self._fitted(), by, n)
         pool = X if isinstance(X, ImagePool) else self.read_pool(X, progress=progress)
         return suggest(self._fitted(), pool, n, by, seed)
@@ -638,10 +639,10 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self.method_, self.notes_ = method, notes
         self.classes_ = np.array([str(label) for label in labels] if mixed else list(labels))
 
-    def _new_method(self, embedded: bool = False) -> Classifier:
+    def _new_method(self, images: Sequence[ImageSource] = ()) -> Classifier:
         """Return an unfitted method, on the backbone that is loaded already if the arguments still name it.
 
-        ``embedded``: there are only embeddings of the images.
+        ``images``: all that are to be learned, where they are known.
         """
         if self.config is not None and self.preset is not None:
             raise ConfigError("Give either config or preset: each of them is a full set of options.")
@@ -654,8 +655,11 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             )
         options = dict(self.options or {}) | {name: value for name, value in given.items() if value is not None}
         backbone, chosen = self.load_backbone(), self.preset
-        if self.config is None and chosen in (None, "default") and self.descriptions is None:
-            chosen = usual_preset(backbone.device, not embedded, self.ranks is not None)
+        if self.config is None and chosen in (None, "default"):
+            whole = len(images) > 0 and not isinstance(images[0], Embedding) and self.descriptions is None
+            chosen = usual_preset(backbone.device, whole, self.ranks is not None and self.ranks.size > 1)
+            if chosen == "joint" and not supports_low_rank(backbone, JointConfig().low_rank):
+                chosen = "residuals"
         config = make_config(chosen, self.config, options)
         method = make_classifier(backbone, config, self.ranks)
         if self.descriptions is not None:
@@ -681,7 +685,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         if self.ood_threshold() is None:
             raise ConfigError(
                 "This classifier cannot tell unknown images: that takes at least 3 training images, and adapters of "
-                "older versions know theirs only with the preset 'default'. Fit again."
+                "older versions know theirs only with class residuals. Fit again."
             )
         return self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress)
 

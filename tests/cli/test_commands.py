@@ -157,15 +157,24 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
     assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
 
 
-def test_the_flags_of_both_parts_go_with_the_joint_preset(photos, tmp_path):
+def test_the_flags_of_all_parts_go_with_the_joint_preset(photos, tmp_path):
     assert "joint" in call("fit", "--help").stdout
-    flags = ("--epochs", 1, "--rank", 2, "--beta", 0.9, "--crops", 1, "--prior-std", 0.2, "--alpha", 0.3, "--seed", 4)
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"steps": 1, "low_rank": {"last_blocks": 1}}))
+    flags = ("--rank", 1, "--crops", 1, "--prior-std", 0.2, "--alpha", 0.3, "--seed", 4, "--config", file)
     call("fit", photos, "-o", tmp_path / "a", "--preset", "joint", *flags)
     found = description(tmp_path / "a")
-    low_rank, residuals = found["config"]["kalman"], found["config"]["residuals"]
-    assert (found["method"], low_rank["epochs"], low_rank["low_rank"]["rank"]) == ("joint", 1, 2)
-    assert (low_rank["noise"]["beta"], low_rank["seed"], residuals["seed"]) == (0.9, 4, 4)
-    assert (residuals["crops"], residuals["prior_std"], residuals["alpha"]) == (1, 0.2, 0.3)
+    config, residuals = found["config"], found["config"]["residuals"]
+    assert (found["method"], config["steps"], config["low_rank"]["rank"]) == ("joint", 1, 1)
+    assert (config["prior_std"], residuals["prior_std"]) == (0.2, None)  # of the tower
+    assert (residuals["crops"], residuals["alpha"], residuals["seed"]) == (1, 0.3, 4)
+    assert "diagonal, over" in call("info", tmp_path / "a").stdout
+    assert "nothing to resume" in call("fit", photos, "-o", tmp_path / "a", "--resume").stdout
+    message = call("fit", photos, "-o", tmp_path / "b", "--preset", "joint", "--epochs", 2, code=2).stderr
+    assert "Unknown option '--epochs'" in message
+    (question, *_) = json.loads(call("suggest", tmp_path / "a", photos, "-n", 1, "--json").stdout).items()
+    assert question == ("by", "batchbald")
+    assert "--format onnx" in call("export", tmp_path / "a", "-o", tmp_path / "c", code=2).stderr
 
 
 def test_prior_std_is_about_what_is_learned(photos, tmp_path):
@@ -250,12 +259,10 @@ def stop_after(passes, monkeypatch):
     monkeypatch.setattr(KalmanCLIP, "save", save_and_stop)
 
 
-@pytest.mark.parametrize("preset", ["head", "joint"])
-def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch, preset):
+def test_resuming_gives_the_adapter_of_an_uninterrupted_fit(photos, tmp_path, monkeypatch):
     file = tmp_path / "options.json"
-    filtered = {"epochs": 4, "batch_size": 4}
-    file.write_text(json.dumps(filtered if preset == "head" else {"kalman": filtered}))
-    options = ("--preset", preset, "--shots", 2, "--seed", 5, "--template", "a {}.", "--config", file)
+    file.write_text(json.dumps({"epochs": 4, "batch_size": 4}))
+    options = ("--preset", "head", "--shots", 2, "--seed", 5, "--template", "a {}.", "--config", file)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("fit", photos, "-o", whole, *options)
     with monkeypatch.context() as patch:

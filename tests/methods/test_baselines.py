@@ -30,7 +30,11 @@ SMALL_KALMAN = KalmanConfig(low_rank=LowRankConfig(rank=2), epochs=2, batch_size
 QUICK = {
     "class_residuals": ClassResidualsConfig(crops=2, folds=2),
     "kalman": SMALL_KALMAN,
-    "joint": JointConfig(SMALL_KALMAN, ClassResidualsConfig(crops=1, folds=2)),
+    "joint": JointConfig(
+        low_rank=LowRankConfig(placement="towers", towers=("image",), last_blocks=1, rank=2, learn_a=False),
+        steps=2,
+        residuals=ClassResidualsConfig(crops=1, folds=2),
+    ),
     "zero_shot": ZeroShotConfig(),
     "linear_probe": LinearProbeConfig(l2_grid=(10.0, 1.0)),
     "gda": GDAConfig(crops=2),

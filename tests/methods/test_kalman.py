@@ -8,29 +8,23 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.func import functional_call
 
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder
 from kalmanclip.encoders import LowRankConfig
-from kalmanclip.encoders.features import ActivationStore, crop_features, decoded, frozen_activations
+from kalmanclip.encoders.features import ActivationStore, decoded, frozen_activations
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 from kalmanclip.filtering import FilterConfig, NoiseConfig
 from kalmanclip.methods import (
     ClassResidualsConfig,
-    JointConfig,
     Kalman,
     KalmanConfig,
-    kalman,
     make_classifier,
     preset,
     silent,
 )
-from kalmanclip.methods.residuals import ResidualBelief, held_out_parts
 from kalmanclip.observation import LIKELIHOODS, make_likelihood, observe
 
 QUICK = KalmanConfig(epochs=2, batch_size=4, low_rank=LowRankConfig(rank=2))
-
-BOTH = JointConfig(QUICK, ClassResidualsConfig(crops=2))
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +226,7 @@ def _poisoned(self, S, column, scale):
     return Terms(nan, nan, nan.unsqueeze(1).expand(-1, 1, S.shape[1]))
 
 
-@pytest.mark.parametrize("config", [QUICK, ClassResidualsConfig(), BOTH], ids=["low_rank", "classes", "both"])
+@pytest.mark.parametrize("config", [QUICK, ClassResidualsConfig()], ids=["low_rank", "classes"])
 def test_no_images_and_no_classes(tiny, task, config):
     with pytest.raises(DataError, match="no images"):
         make_classifier(tiny, config).fit(FewShotTask(task.train.subset([])))
@@ -262,13 +256,6 @@ def test_bad_options(bad):
         KalmanConfig(**bad)
 
 
-def test_bad_options_of_both():
-    with pytest.raises(ConfigError, match="kalman must be a KalmanConfig"):
-        JointConfig(kalman=ClassResidualsConfig())
-    with pytest.raises(ConfigError, match="seeds must be the same"):
-        JointConfig(KalmanConfig(seed=1))
-
-
 def test_short_batches_with_the_papers_noise(tiny, task):
     config = dataclasses.replace(QUICK, observation="cosine", noise=NoiseConfig(structure="full"), batch_size=10)
     method = fitted(tiny, task, config)  # ten, then five
@@ -296,108 +283,6 @@ def test_class_residuals_and_zero_shot_scores_from_one_pass(tiny, task):
     assert torch.equal(tuned, method.logits(task.train.sources))
     assert torch.allclose(zero_shot, untouched.logits(task.train.sources), atol=1e-3)
     assert not torch.allclose(tuned, zero_shot, atol=1)
-
-
-# --- low-rank parameters and class residuals together
-
-
-def test_the_residuals_are_learned_on_what_the_filter_has_found(tiny, task):
-    both = fitted(tiny, task, BOTH)
-    assert torch.equal(both.encoder.theta, fitted(tiny, task).encoder.theta)  # the filter knows nothing of them
-    assert len(both.history) == 2 * 4
-    plain = fitted(tiny, task, BOTH.residuals)
-    assert not torch.allclose(both.residuals.belief.mean, plain.residuals.belief.mean, atol=1e-3)
-    with torch.no_grad():
-        texts = both.encoder.encode_texts(both.texts)
-    assert torch.allclose(both.residuals.T, texts, atol=1e-5)
-
-
-def test_between_the_passes_the_filter_alone_is_believed(tiny, task):
-    """Not the texts of the start with the images of now, nor an error where the residuals are not there yet."""
-    images, seen = task.train.sources[:3], []
-
-    def look(passes):
-        seen.append((method.logits(images), method.linearized_batches(images, scaled=False)[0], method.class_weights()))
-
-    method = make_classifier(tiny, BOTH)
-    method.fit(task, after_epoch=look)
-    alone = fitted(tiny, task, dataclasses.replace(QUICK, epochs=1))
-    (expected,) = alone.linearized_batches(images, scaled=False)
-    assert len(seen) == 2
-    logits, belief, weights = seen[0]
-    assert torch.allclose(logits, alone.logits(images), atol=1e-4)
-    assert torch.allclose(belief.mean, expected.mean, atol=1e-4)
-    assert torch.allclose(belief.std, expected.std, rtol=1e-3)
-    assert torch.allclose(weights, alone.class_weights(), atol=1e-5)
-    assert not torch.allclose(seen[1][0], logits, atol=0.1)
-
-
-def logits_at(method, images, theta):
-    """Logits (N, C) with other low-rank parameters: ``(gain T(theta) + D) f(theta) / tau``."""
-    views = method.encoder.named_views(theta)
-
-    def embed(name, activations):
-        own = {key.removeprefix(f"{name}."): view for key, view in views.items() if key.startswith(f"{name}.")}
-        return functional_call(getattr(method.encoder, name), own, activations)
-
-    f, t = embed("image", images), embed("text", method.texts)
-    W = method.residuals.belief.gain * t + method.residuals.residuals()
-    return method.backbone.logit_scale * f @ W.mT
-
-
-@pytest.mark.parametrize("placement", ["head", "towers"])
-def test_the_belief_about_logits_of_both_is_that_of_finite_differences(tiny, task, placement, monkeypatch):
-    """The low-rank part moves the texts, with their gain, and the embeddings that the residuals are multiplied with."""
-    low_rank = LowRankConfig(placement=placement, rank=2, **({"last_blocks": 1} if placement == "towers" else {}))
-    both = fitted(tiny, task, dataclasses.replace(BOTH, kalman=dataclasses.replace(QUICK, low_rank=low_rank, epochs=1)))
-    monkeypatch.setitem(kalman.DIRECTIONS, placement, 6)
-    (activations,) = frozen_activations(both.encoder, task.train.sources[:3])
-    with torch.no_grad():
-        belief = both.linearized(scaled=False)(activations)
-        torch.testing.assert_close(belief.mean, logits_at(both, activations, both.encoder.theta), rtol=1e-4, atol=1e-3)
-        away = both.kalman._draws(6) / 6**0.5
-        h = 1e-2 / away.norm(dim=1, keepdim=True)  # single precision: not too small
-        moved = []
-        for step, width in zip(h * away, h, strict=True):
-            ahead, behind = (logits_at(both, activations, both.encoder.theta + sign * step) for sign in (1, -1))
-            moved.append((ahead - behind) / (2 * width))
-    expected = torch.stack(moved, dim=2)
-    assert both.residuals.residuals().norm() > 0.1
-    torch.testing.assert_close(belief.shared, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
-    torch.testing.assert_close(belief.own, both.residuals.variance(both.encoder.encode_images(activations)))
-
-
-def test_the_prior_is_chosen_on_images_that_the_towers_have_not_seen(tiny, task, monkeypatch):
-    """Each part is encoded by towers from the other images alone: its labels can be anything."""
-    seen = []
-    learn = ResidualBelief.learn
-
-    def spy(self, crops, labels, tell, folds=None):
-        seen.append((crops, folds))
-        learn(self, crops, labels, tell, folds)
-
-    monkeypatch.setattr(ResidualBelief, "learn", spy)
-    config = JointConfig(dataclasses.replace(QUICK, epochs=1), ClassResidualsConfig(crops=0, folds=2))
-    both = fitted(tiny, task, config)
-    ((crops, folds),) = seen
-    assert len(folds) == 2
-    parts = held_out_parts(torch.tensor(task.train.labels), 2)
-    for fold, (kept, held) in zip(folds, parts, strict=True):
-        alone = fitted(tiny, FewShotTask(task.train.subset(kept.tolist()), templates=task.templates), config)
-        own = crop_features(alone.encoder, [task.train.sources[i] for i in held.tolist()], config.residuals, 0)
-        torch.testing.assert_close(fold.held_crops, own, rtol=0, atol=1e-5)
-        torch.testing.assert_close(fold.T, alone.residuals.T, rtol=0, atol=1e-5)
-        assert not torch.allclose(fold.held_crops, crops[held], atol=1e-3)  # the whole fit's towers have seen them
-    assert both.residuals.held_out_log_likelihood
-
-
-def test_more_images_leave_the_towers_under_residuals_where_they_are(tiny, task):
-    both = fitted(tiny, task, BOTH)
-    theta, mean = both.encoder.theta.clone(), both.residuals.belief.mean.clone()
-    assert both.update(task.train.subset([0, 5, 10])) == []
-    assert torch.equal(both.encoder.theta, theta)
-    assert not torch.equal(both.residuals.belief.mean, mean)
-    assert len(both.training_images.names) == len(task.train)  # those three were there already
 
 
 ONCE = dataclasses.replace(

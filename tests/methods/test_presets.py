@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from kalmanclip.config import from_dict, to_dict
 from kalmanclip.encoders import LowRankConfig
@@ -20,11 +21,16 @@ from kalmanclip.methods import (
     make_classifier,
     method_name,
     preset,
+    usual_preset,
     with_options,
 )
 
 LOW_RANK = ["head", "paper", "paper-literal", "towers"]
-METHODS = {"default": "class_residuals", **dict.fromkeys(LOW_RANK, "kalman"), "joint": "joint"}
+METHODS = {
+    **dict.fromkeys(("default", "residuals"), "class_residuals"),
+    **dict.fromkeys(LOW_RANK, "kalman"),
+    "joint": "joint",
+}
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 
 
@@ -33,7 +39,7 @@ def test_every_preset_builds(tiny, name):
     config = preset(name)
     method = make_classifier(tiny, config)
     assert method.config == config
-    assert method.needs == ("towers" if name.startswith(("paper", "towers")) else "features")
+    assert method.needs == ("towers" if name.startswith(("paper", "towers", "joint")) else "features")
     assert from_dict(type(config), to_dict(config)) == config
     assert make_config(name) == config
 
@@ -145,9 +151,15 @@ def test_options_go_on_top_of_a_preset():
     assert with_options(preset("default"), crops) == ClassResidualsConfig(crops=2, crop_scale=(0.5, 1.0))
 
 
-def test_both_parts_have_one_seed():
-    config = with_options(preset("joint"), {"seed": 3, "kalman": {"epochs": 1}})
-    assert config == JointConfig(KalmanConfig(seed=3, epochs=1), ClassResidualsConfig(seed=3))
+def test_the_default_adapts_the_tower_where_there_is_a_gpu_and_all_images():
+    assert usual_preset("cpu") == usual_preset("mps") == "residuals"
+    assert usual_preset("cuda") == usual_preset(torch.device("cuda", 1)) == "joint"
+    assert usual_preset("cuda", images=False) == usual_preset("cuda", together=True) == "residuals"
+
+
+def test_all_of_the_joint_method_has_one_seed():
+    config = with_options(preset("joint"), {"seed": 3, "steps": 1})
+    assert config == JointConfig(steps=1, residuals=ClassResidualsConfig(seed=3))
     assert config.seed == 3
     assert with_options(config, {"seed": 4}).residuals.seed == 4
 

@@ -69,7 +69,7 @@ def check(
 
         templates = template or source.templates
         options: dict[str, Any] = {"templates": templates} if templates else {}
-        clf = KalmanCLIP(model or "tiny", seed=seed, device=device, precision=precision, **options)
+        clf = KalmanCLIP(model or "tiny", preset="residuals", seed=seed, device=device, precision=precision, **options)
         clf.load_backbone()
     with bars() as progress, naming_bad_images(source.labelled.sources):
         found = clf.check_labels(source.labelled, progress=progress)

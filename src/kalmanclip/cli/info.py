@@ -114,7 +114,7 @@ def _low_rank(adapter: Path, description: dict[str, Any], tensors: dict[str, Ten
         return []
     state = {name.removeprefix("belief."): t for name, t in tensors.items() if name.startswith("belief.")}
     config, numbers = description["config"], description["state"]
-    structure = config.get("kalman", config)["belief"]
+    structure = config.get("belief", "diagonal")
     try:
         std = restore_belief(structure, state).marginal_variance().sqrt()
     except ConfigError as problem:

@@ -27,9 +27,12 @@ def suggest(
     adapter: Adapter,
     n: Annotated[int, typer.Option("-n", "--number", help="How many images to suggest.", min=1)] = 20,
     by: Annotated[
-        str,
-        typer.Option(help="filter, epig, batchbald, bald, entropy, margin or random."),
-    ] = "filter",
+        str | None,
+        typer.Option(
+            help="filter, epig, batchbald, bald, entropy, margin or random; left out, filter with class residuals "
+            "alone, else batchbald."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of what is random.")] = 0,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
@@ -44,8 +47,10 @@ def suggest(
         raise ConfigError("Output is either --json or --csv. Give one of them.")
     clf = load(adapter, device, precision)
     from kalmanclip.data import read_images
+    from kalmanclip.methods.suggest import usual_acquisition
 
     files = read_images([pool])
+    by = by or usual_acquisition(clf.method_)
     with naming_bad_images(files), bars() as progress:
         found = clf.suggest(files, n, by=by, seed=seed, progress=progress)
     names = clf.class_names_

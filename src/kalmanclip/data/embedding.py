@@ -42,8 +42,8 @@ class Embedding(LazyImage):
     def load(self, max_pixels: int) -> Image.Image:
         """Refuse: there are no pixels."""
         raise ImageError(
-            "only its embedding is there, and pixels are needed; give the images, or use the preset 'default', "
-            "'head' or 'joint', which learn from embeddings"
+            "only its embedding is there, and pixels are needed; give the images, or use the preset 'residuals' "
+            "or 'head', which learn from embeddings"
         )
 
 

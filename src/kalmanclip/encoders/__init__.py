@@ -7,7 +7,7 @@ vector ``theta``, and `SimilarityJacobian` differentiates the similarities of a 
 
 from kalmanclip.encoders.backbone import Backbone, load_backbone
 from kalmanclip.encoders.cache import FeatureCache, cache_folder
-from kalmanclip.encoders.dual import DualEncoder
+from kalmanclip.encoders.dual import DualEncoder, supports_low_rank
 from kalmanclip.encoders.jacobian import SimilarityJacobian
 from kalmanclip.encoders.low_rank import LowRankConfig
 from kalmanclip.encoders.precomputed import precomputed
@@ -25,4 +25,5 @@ __all__ = [
     "cache_folder",
     "load_backbone",
     "precomputed",
+    "supports_low_rank",
 ]

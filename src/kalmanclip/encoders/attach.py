@@ -159,7 +159,7 @@ class Corrected(TorchFunctionMode):
         if found and id(weight) in self._used:
             raise ModelError(
                 f"The weights of {found[0][0].path} are used twice in one pass: low-rank parameters there are not "
-                "supported. Use placement='head', which works for every model."
+                "supported. Use placement='head', or the preset 'residuals', which work for every model."
             )
         self._used.add(id(weight))
         return found
@@ -168,7 +168,7 @@ class Corrected(TorchFunctionMode):
         if len(x) % self._samples:
             raise ModelError(
                 f"A layer sees {len(x)} rows of {self._samples} samples: low-rank parameters there are not supported. "
-                "Use placement='head', which works for every model."
+                "Use placement='head', or the preset 'residuals', which work for every model."
             )
         flat = x.reshape(self._samples, -1, x.shape[-1])
         delta: Tensor = layer(flat)
@@ -238,8 +238,8 @@ class AttachedTower(Tower):
         if not sites:
             raise ModelError(
                 f"Low-rank parameters inside a tower of type {type(root).__name__} are not supported: no linear maps "
-                f"of the kinds {', '.join(config.targets)} were found. Use placement='head', which works for every "
-                "model."
+                f"of the kinds {', '.join(config.targets)} were found. Use placement='head', or the preset "
+                "'residuals', which work for every model."
             )
         found = {site.path: _BLOCK.match(site.path) for site in sites}
         block_of = {path: match.group() if match else None for path, match in found.items()}

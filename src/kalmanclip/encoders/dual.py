@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kalmanclip.encoders.backbone import Backbone
 from kalmanclip.encoders.low_rank import LowRankConfig, named_views
 from kalmanclip.encoders.towers import Activations, build_image_tower, build_text_tower
+from kalmanclip.errors import ConfigError, ModelError
 
 
 class DualEncoder(nn.Module):
@@ -90,9 +91,9 @@ class DualEncoder(nn.Module):
         finally:
             for layer in layers:
                 layer.watch = None
-        for number, layer in enumerate(layers):
-            r = layer.B.shape[2]
-            layer.A.copy_(principal_directions(seen[number].to(layer.A), r).repeat(len(layer.B), 1))
+        for number, x in seen.items():
+            A, groups = layers[number].A, len(layers[number].B)
+            A.copy_(principal_directions(x.to(A), len(A) // groups).repeat(groups, 1))
 
     @property
     def n(self) -> int:
@@ -144,6 +145,15 @@ class DualEncoder(nn.Module):
         return plain
 
 
+def supports_low_rank(backbone: Backbone, config: LowRankConfig) -> bool:
+    """Return whether low-rank parameters can sit there in this model's image tower."""
+    try:
+        build_image_tower(backbone.model, backbone.width, config)
+    except (ConfigError, ModelError):
+        return False
+    return True
+
+
 _TOKENS = 2048  # that principal directions are made of
 
 
@@ -156,7 +166,8 @@ def _keep_tokens(seen: dict[int, Tensor], number: int, x: Tensor) -> None:
 def principal_directions(x: Tensor, r: int) -> Tensor:
     """Return the r leading eigenvectors of the second moments of x (n, d), over the root of their eigenvalues: (r, d).
 
-    By subspace iteration: d is large, and r small.
+    By subspace iteration: d is large, and r small. Where x has fewer rows than r, there are no more directions: the
+    last are zero.
     """
     generator = torch.Generator().manual_seed(0)
     Q = torch.randn(x.shape[1], min(r + 8, *x.shape), generator=generator, dtype=x.dtype).to(x.device)
@@ -165,7 +176,8 @@ def principal_directions(x: Tensor, r: int) -> Tensor:
     y = x @ Q
     values, vectors = torch.linalg.eigh(y.mT @ y / len(x))  # in ascending order
     roots = values[-r:].clamp_min(torch.finfo(x.dtype).eps * values[-1]).sqrt()
-    return (Q @ vectors[:, -r:] / roots).mT.flip(0)
+    found = (Q @ vectors[:, -r:] / roots).mT.flip(0)
+    return F.pad(found, (0, 0, 0, r - len(found)))
 
 
 def averaged_prompts(t: Tensor, templates: int) -> Tensor:

@@ -110,7 +110,7 @@ def _as_activations(embeddings: Tensor, backbone: Backbone, tower: Tower) -> Gen
     if tower.product != EMBEDDING:
         raise ConfigError(
             "Low-rank parameters inside the image tower need images, and there are only embeddings. Choose the preset "
-            "'default', 'head' or 'joint'."
+            "'residuals' or 'head'."
         )
     if embeddings.shape[1] != backbone.width:
         raise DataError(

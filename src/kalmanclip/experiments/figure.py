@@ -56,6 +56,9 @@ STYLE: dict[Any, Any] = {
 Panels = Mapping[str, Mapping[str, Mapping[float, Cell]]]
 """By the panel's title, by the line's label, by what stands on the x axis (such as shots)."""
 
+Curves = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
+"""By the panel's title, by the line's label: points, each an x and a y."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -144,6 +147,40 @@ def _lines(axes: Any, lines: Mapping[str, Mapping[float, Cell]], labels: Sequenc
     if not any(cell.mean is not None for line in lines.values() for cell in line.values()):
         words = {"va": "top", "style": "italic", "fontsize": 8, "in_layout": False}
         axes.text(0.03, 0.97, "not measured here", transform=axes.transAxes, **words)
+
+
+def draw_curves(title: str, panels: Curves, *, ours: Sequence[str] = (), x: str) -> Picture:
+    """Draw courses, a panel for each: points that are joined, on an axis of numbers.
+
+    Args:
+        title: what it shows, in a sentence, for those who cannot see the picture; it is not drawn.
+        panels: see `Curves`.
+        ours: the labels of the lines that stand out.
+        x: what stands on the x axis.
+    """
+
+    def draw(figure: Figure) -> None:
+        labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+        labels.sort(key=lambda label: label not in ours)
+        columns = min(COLUMNS, len(panels))
+        rows = -(-len(panels) // columns)
+        figure.set_size_inches(max(4.5, 3.3 * columns), 2.3 * rows + 0.7)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes, (name, lines) in zip(grid.flat, panels.items(), strict=False):
+            for label, points in lines.items():
+                first = label in ours
+                style = _style(labels.index(label)) | {"zorder": 4 if first else 3}
+                axes.plot(*zip(*points, strict=True), markersize=3.5, linewidth=2.2 if first else 1.3, **style)
+            axes.set_title(name, loc="left")
+            axes.grid(axis="y", color=INK, alpha=0.14, linewidth=0.6)
+        for axes in grid.flat[len(panels) :]:
+            axes.axis("off")
+        for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
+            axes.set_xlabel(x)
+        handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
+
+    return _picture(title, draw)
 
 
 def draw_bars(title: str, cells: Mapping[str, Cell]) -> Picture:

@@ -283,7 +283,7 @@ class Classifier(ABC):
 
     def describe(self, descriptions: Mapping[str, Sequence[str]]) -> None:
         """Set further prompts of single classes, by name, before anything is learned."""
-        raise ConfigError("Descriptions of classes take class residuals alone (preset 'default').")
+        raise ConfigError("Descriptions of classes take class residuals alone (preset 'residuals').")
 
     def _classes_changed(self, before: list[str]) -> None:  # noqa: B027 (low-rank parameters belong to no class)
         """Follow a change of the classes, whose names were ``before``."""
@@ -314,6 +314,13 @@ class Classifier(ABC):
     def merged(self) -> torch.nn.Module:
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights."""
         return self.encoder.merged()
+
+    def plain_parts(self) -> list[tuple[torch.nn.Module, Tensor]]:
+        """Return plain models, with class weights (C, d) for each: the sum over all of their products are the logits.
+
+        The first is the one whose embeddings the out-of-distribution score is about, if it is the untouched one.
+        """
+        return [(self.merged(), self.class_weights())]
 
     # prediction
 
@@ -463,7 +470,7 @@ class Classifier(ABC):
 
     def check_labels(self, images: LabelledImages, progress: Progress = silent) -> LabelCheck:
         """Return which labels are probably wrong, of images of the classes that are set; learns nothing."""
-        raise ConfigError("Labels are checked by class residuals: leave the preset out, or give 'default'.")
+        raise ConfigError("Labels are checked by class residuals: choose the preset 'residuals'.")
 
     # calibration
 
@@ -499,9 +506,9 @@ class Classifier(ABC):
     def _calibrated(self) -> Calibration:
         if self.calibration is None:
             raise ConfigError(
-                "There is nothing to make sets by: fit the default preset with two or more images of a class, or call "
-                "calibrate with images that were not learned from (on the command line fit --calibrate). Learning on "
-                "takes a calibration away."
+                "There is nothing to make sets by: fit class residuals (preset 'residuals' or 'joint') with two or "
+                "more images of a class, or call calibrate with images that were not learned from (on the command "
+                "line fit --calibrate). Learning on takes a calibration away."
             )
         return self.calibration
 

@@ -38,8 +38,8 @@ def fuse_methods(parts: Sequence[Classifier]) -> Classifier:
     residuals = [part for part in parts if isinstance(part, ClassResiduals)]
     if len(kalmans) + len(residuals) < len(parts):
         raise ConfigError(
-            "Residuals that were learned on top of low-rank parameters belong to embeddings of their own. "
-            "Fuse classifiers that learned one of the two."
+            "Residuals that were learned on top of low-rank parameters belong to embeddings of their own: adapters of "
+            "the preset 'joint' cannot be fused. Fit with the preset 'residuals' or 'head' at every site."
         )
     _require_agreement(parts)
     names = {name_key(name): name for part in reversed(parts) for name in part.class_names}  # as the first spells it

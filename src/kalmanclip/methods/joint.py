@@ -17,8 +17,9 @@ by the training images. So the embeddings stay close to linear in the parameters
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,8 +29,9 @@ from torch.func import functional_call
 
 from kalmanclip.config import check_whole
 from kalmanclip.data import LabelledImages
+from kalmanclip.data.embedding import Embedding
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
-from kalmanclip.encoders.features import Progress, crop_features, fresh_crops
+from kalmanclip.encoders.features import Progress, activation_store, crop_features, fresh_crops
 from kalmanclip.encoders.jacobian import image_rows
 from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.encoders.preprocess import check_crop_scale
@@ -68,7 +70,8 @@ class JointConfig:
         step_size: of the filter, see `FilterConfig`.
         steps: of the filter, for each image of a class.
         batch_size: images per step.
-        crop_scale: the share of a picture that random crops take, fresh ones in each pass.
+        crop_scale: the share of a picture that random crops take, fresh ones in each pass; None: centre crops, whose
+            frozen part is computed once.
         residuals: of the class residuals, both on untouched and on adapted embeddings.
     """
 
@@ -81,7 +84,7 @@ class JointConfig:
     step_size: float = 0.05
     steps: int = 15
     batch_size: int = 32
-    crop_scale: tuple[float, float] = (0.3, 1.0)
+    crop_scale: tuple[float, float] | None = (0.3, 1.0)
     residuals: ClassResidualsConfig = field(default_factory=ClassResidualsConfig)
 
     def __post_init__(self) -> None:
@@ -96,8 +99,9 @@ class JointConfig:
         check_whole(1, steps=self.steps, batch_size=self.batch_size)
         check_scale(prior_std=self.prior_std)
         check_positive(step_size=self.step_size)
-        check_crop_scale(self.crop_scale)
-        self.filter  # its own checks
+        if self.crop_scale is not None:
+            check_crop_scale(self.crop_scale)
+        _ = self.filter  # whose options check themselves
 
     @property
     def filter(self) -> FilterConfig:
@@ -127,6 +131,31 @@ class Material(NamedTuple):
     adapted: Tensor | None
 
 
+class Batch(NamedTuple):
+    """Training images that are seen together.
+
+    Attributes:
+        positions: which they are, (B,), on the model's device.
+        activations: what the tower's adapted part is given.
+    """
+
+    positions: Tensor
+    activations: Activations
+
+
+class Remembering(DualEncoder):
+    """An encoder that does not encode the same activations twice: several parts of a prediction ask for them."""
+
+    _last: tuple[Activations, Tensor] | None = None
+
+    def encode_images(self, activations: Activations) -> Tensor:
+        """See `DualEncoder.encode_images`."""
+        last = self._last  # others may ask at the same time
+        if last is None or last[0] is not activations:
+            self._last = last = activations, super().encode_images(activations)
+        return last[1]
+
+
 class Joint(Classifier):
     """Class residuals on untouched and on adapted embeddings; see the top of this module.
 
@@ -145,8 +174,12 @@ class Joint(Classifier):
     def _make_encoder(self) -> DualEncoder:
         return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
 
+    def _untouched(self) -> DualEncoder:
+        return self._frozen
+
     def _reset(self) -> None:
         super()._reset()
+        self._frozen = Remembering(self.backbone, self.config.low_rank, self.config.seed)
         self.residuals = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
         self.adapted = ResidualBelief(self.config.residuals, self.backbone.logit_scale)
         self.filter: KalmanFilter | None = None
@@ -169,12 +202,22 @@ class Joint(Classifier):
 
     # learning
 
-    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Material:
+    def _check_images(self, images: LabelledImages) -> None:
         if self.ranks is not None:
-            raise ConfigError("Several ranks cannot share the joint method. Start a single process, or choose another.")
+            raise ConfigError(
+                "Several ranks cannot share the joint method: start a single process, or choose the preset 'residuals'."
+            )
+        super()._check_images(images)
+
+    def _read(self, images: LabelledImages, progress: Progress, from_prior: bool) -> Material:
         options, seed = self.config.residuals, self.config.seed
         frozen = crop_features(DualEncoder(self.backbone), images.sources, options, seed, progress)
         first = from_prior or not self.fitted
+        if first and isinstance(images.sources[0], Embedding):
+            raise ConfigError(
+                "The joint method adapts the image tower, and there are only embeddings of the images. Choose the "
+                "preset 'residuals' or 'head'."
+            )
         return Material(frozen, None if first else self._adapted_crops(images, progress))
 
     def _adapted_crops(self, images: LabelledImages, progress: Progress) -> Tensor:
@@ -209,19 +252,31 @@ class Joint(Classifier):
         return []
 
     def _adapt(self, f: Tensor, images: LabelledImages, labels: Tensor, progress: Progress) -> None:
-        """Filter the low-rank parameters, and set them to the average of the belief's mean over the second half."""
-        config, encoder, count = self.config, self.encoder, len(labels)
-        size = min(config.batch_size, count)
-        steps = config.steps * max(images.counts())
-        crops = fresh_crops(self.backbone, images.sources, config.crop_scale, config.seed)
+        """Learn the low-rank parameters, from the untouched embeddings (N, d) on."""
         observed = LeaveOneOut(f, labels, self.residuals.T, self.residuals.root, self.backbone.logit_scale)
-        order = Order(count, size, config.seed)
+        batches = self._batches(images, progress)
+        first = next(batches)
+        self.encoder.start_principal(first.activations)
+        steps = self.config.steps * max(images.counts())
+        self._learn_towers(itertools.chain([first], batches), observed, steps, progress)
 
-        positions, number = order.draw()
-        shown = encoder.image.prefix(crops(positions, number))
-        encoder.start_principal(shown)
-        self._begin(shown, labels[positions.to(labels.device)])
-        assert self.filter is not None
+    def _batches(self, images: LabelledImages, progress: Progress) -> Iterator[Batch]:
+        """Yield batches without end, each pass with crops of its own."""
+        order = Order(len(images), min(self.config.batch_size, len(images)), self.config.seed)
+        device, encoder, crop_scale = self.backbone.device, self.encoder, self.config.crop_scale
+        if crop_scale is None:
+            store = activation_store(encoder, images.sources, progress)
+            while True:
+                positions, _ = order.draw()
+                yield Batch(positions.to(device), store[positions])
+        crops = fresh_crops(self.backbone, images.sources, crop_scale, self.config.seed)
+        while True:
+            positions, number = order.draw()
+            yield Batch(positions.to(device), encoder.image.prefix(crops(positions, number)))
+
+    def _learn_towers(self, batches: Iterator[Batch], observed: LeaveOneOut, steps: int, progress: Progress) -> None:
+        """Filter the low-rank parameters, and set them to the average of the belief's mean over the second half."""
+        encoder = self.encoder
 
         def observe(mean: Tensor, *inputs: Tensor) -> Observation:
             *activations, at = inputs
@@ -232,22 +287,23 @@ class Joint(Classifier):
 
         average, taken = torch.zeros_like(encoder.theta), 0
         captured: CapturedStep | None = None
-        for step in range(steps):
-            inputs = (*shown, positions.to(labels.device))
+        for step, (positions, shown) in enumerate(itertools.islice(batches, steps)):
+            if step == 0:
+                self._begin(shown, observed.labels[positions])
+            assert self.filter is not None
+            inputs, share = (*shown, positions), len(positions) / len(observed.labels)
             if captured is None and step and CapturedStep.possible(self.filter):
-                captured = CapturedStep(self.filter, observe, inputs, size / count, state=(observed.f,))
+                captured = CapturedStep(self.filter, observe, inputs, share, state=(observed.f,))
             if captured is not None:
                 record = captured(*inputs)
             else:
-                record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), size / count)  # type: ignore[misc]
+                record = self.filter.step(lambda mean, given=inputs: observe(mean, *given), share)  # type: ignore[misc]
             self.history.append(record)
-            if 2 * step >= steps:
+            if 2 * (step + 1) > steps:
                 taken += 1
                 average.lerp_(encoder.theta, 1 / taken)
             progress("adapting the image tower", step + 1, steps)
-            if step + 1 < steps:
-                positions, number = order.draw()
-                shown = encoder.image.prefix(crops(positions, number))
+        assert self.filter is not None
         if self.filter.skipped == steps:
             raise NumericalError(
                 f"All {steps} steps were skipped; the first because {self.history[0].reason}. Try a smaller prior_std."
@@ -300,8 +356,17 @@ class Joint(Classifier):
         return 0.5, 0.5 * n / (n + 1)
 
     def _weights(self) -> Tensor:
-        """Return the class weights of adapted embeddings: those that belong to the merged model."""
-        return self.adapted.weights()
+        raise ConfigError(
+            "A classifier of the preset 'joint' reads every image twice, by the model as it was and by the adapted "
+            "one: no single model and its class weights are the same. Export it as ONNX (on the command line export "
+            "--format onnx), or fit with the preset 'residuals' or 'head'."
+        )
+
+    def plain_parts(self) -> list[tuple[torch.nn.Module, Tensor]]:
+        """See `Classifier.plain_parts`: the untouched model, and the adapted one."""
+        own, other = self.shares
+        plain = DualEncoder(self.backbone).merged()
+        return [(plain, own * self.residuals.weights()), (self.merged(), other * self.adapted.weights())]
 
     def _scorer(self) -> Callable[[Activations], Tensor]:
         untouched, (own, other) = self._untouched(), self.shares
@@ -315,7 +380,7 @@ class Joint(Classifier):
         return score
 
     def linearized(self, scaled: bool = True) -> Callable[[Activations], LogitGaussian]:
-        """See `Classifier.linearized`. The residuals of both kinds were learned from the same images: they err alike."""
+        """See `Classifier.linearized`. Both kinds of residuals were learned from the same images: they err alike."""
         untouched, (own, other) = self._untouched(), self.shares
         scale = self.residuals.covariance_scale if scaled else 1.0
 
@@ -331,9 +396,10 @@ class Joint(Classifier):
         """See `Classifier.sampled`. Low-rank parameters and both kinds of residuals are drawn."""
         assert self.filter is not None
         untouched, (own, other) = self._untouched(), self.shares
-        generator = torch.Generator().manual_seed(self.config.seed % 2**63)
-        W = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, generator)))
-        V = list(self.adapted.sampled([self.adapted.T] * samples, generator))
+        # the same random numbers for both kinds: they were learned from the same images, and err alike
+        generators = (torch.Generator().manual_seed(self.config.seed % 2**63) for _ in range(2))
+        W = torch.stack(list(self.residuals.sampled([self.residuals.T] * samples, next(generators))))
+        V = list(self.adapted.sampled([self.adapted.T] * samples, next(generators)))
         belief, tower = self.filter.belief, self.encoder.image
         thetas = belief.sample(samples, torch.Generator(belief.mean.device).manual_seed(self.config.seed % 2**63))
         drawn = belief.mean + math.sqrt(DRAWS_SCALE) * (thetas - belief.mean)
@@ -392,14 +458,18 @@ class Order:
         self.count, self.size = count, size
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._rest = torch.empty(0, dtype=torch.long)
-        self._passes = 0
+        self._number = 0
 
     def draw(self) -> tuple[Tensor, int]:
-        """Return positions (size,), no two of them the same, and the number of their crops."""
+        """Return positions (size,), no two of them the same, and the number of their crops, another every time."""
         if len(self._rest) < self.size:
             again = torch.randperm(self.count, generator=self._generator)
-            again = again[~torch.isin(again, self._rest)] if len(self._rest) else again
-            self._rest = torch.cat([self._rest, again])
-            self._passes += 1
+            waiting = torch.isin(again, self._rest)
+            # those that wait for the last pass fill the batch with others, and come in the new pass after it
+            now, later = again[~waiting].split([self.size - len(self._rest), self.count - self.size])
+            later = torch.cat([later, again[waiting]])
+            later = later[torch.randperm(len(later), generator=self._generator)]
+            self._rest = torch.cat([self._rest, now, later])
         batch, self._rest = self._rest.split([self.size, len(self._rest) - self.size])
-        return batch, self._passes
+        self._number += 1
+        return batch, self._number

@@ -29,6 +29,10 @@ _SPREAD = 0.5  # standard deviation of a, and of b relative to its typical value
 class LeaveOneOut:
     """The classifier, and what it remembers of the training images.
 
+    Left out of the means of the other images is the image itself, not its class alone; the precision and the mean of
+    all images, to which every mean is drawn, are those of all. An image that is alone in its class has no others: its
+    own earlier crops stand for them.
+
     Args:
         f: unit-length embeddings (N, d) of the training images.
         labels: (N,).
@@ -46,9 +50,7 @@ class LeaveOneOut:
         self.M = root @ root.mT
         self._members = F.one_hot(labels, len(T)).to(f)
         self._count = self._members.sum(dim=0)
-        self.gains = f.new_tensor([1.0, _TYPICAL])
-        if bool((self._count[labels] > 1).all()):  # else there are images that no other stands for
-            self.gains = self._fitted()
+        self.gains = self._fitted()
 
     def logits(self, f: Tensor, positions: Tensor) -> Tensor:
         """Return logits (B, C) of embeddings (B, d) of the training images at these positions."""
@@ -84,11 +86,14 @@ class LeaveOneOut:
         return self.scale * f @ self.T.mT, others.scatter(1, own.unsqueeze(1), mine.unsqueeze(1))
 
     def _fitted(self) -> Tensor:
-        """Return the gains under which the labels are most probable, by Newton's method: two numbers, convex."""
-        every = torch.arange(len(self.labels), device=self.f.device)
-        text, others = self._parts(self.f, every)
+        """Return the gains under which the labels are most probable, by Newton's method: two numbers, convex.
+
+        Images that are alone in their class say nothing: their own embeddings stand for the others.
+        """
+        several = torch.where(self._count[self.labels] > 1)[0]
+        text, others = self._parts(self.f[several], several)
         x = torch.stack([text, _TYPICAL * others], dim=2).double()  # (N, C, 2)
-        own = x[every, self.labels]
+        own = x.gather(1, self.labels[several].view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
         gains = x.new_ones(2)
         for _ in range(20):
             p = (x @ gains).softmax(dim=1)

@@ -78,8 +78,8 @@ PRESETS: dict[str, MethodConfig] = {
 }
 """- ``residuals``: class residuals on frozen embeddings: softmax regression with a Gaussian belief, by iterated Kalman
   updates. docs/results.md says where it wins and where it loses.
-- ``joint``: the same, and low-rank parameters inside the image tower by a Kalman filter. More accurate, and slow without
-  a GPU.
+- ``joint``: the same, and low-rank parameters inside the image tower by a Kalman filter. More accurate, and slow
+  without a GPU.
 - ``default``: ``joint`` where there is a GPU, else ``residuals`` (`usual_preset`).
 - ``head``: low-rank parameters on both embeddings. They belong to no class and can be merged into the CLIP.
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
@@ -95,7 +95,8 @@ def usual_preset(device: str | torch.device, images: bool = True, together: bool
 
     Args:
         device: where the model is, or is to be.
-        images: whether there are images, and not embeddings alone.
+        images: whether all images are there from the beginning: not where they come one by one, nor where there are
+            embeddings or descriptions, which class residuals alone can use.
         together: whether several processes learn together.
     """
     return "joint" if str(device).startswith("cuda") and images and not together else "residuals"

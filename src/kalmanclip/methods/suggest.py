@@ -32,6 +32,7 @@ ACQUISITIONS = {
 """How images are chosen."""
 
 DEFAULT = "filter"
+"""Where there are class residuals alone; else `usual_acquisition`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,11 @@ def choose(
     return order, scores[order].tolist()
 
 
+def usual_acquisition(method: Classifier) -> str:
+    """Return how images are chosen unless somebody says how."""
+    return DEFAULT if method.joint else "batchbald"
+
+
 def check_acquisition(method: Classifier, by: str, n: int) -> None:
     """Raise `ConfigError` where the classifier cannot choose so many images so."""
     if by not in ACQUISITIONS:
@@ -145,7 +151,7 @@ def check_acquisition(method: Classifier, by: str, n: int) -> None:
         raise ConfigError("There is no belief yet: call fit first.")
     if by == "filter" and not method.joint:
         raise ConfigError(
-            "Choosing by 'filter' takes class residuals alone (preset 'default'). Choose by 'batchbald' instead."
+            "Choosing by 'filter' takes class residuals alone (preset 'residuals'). Choose by 'batchbald' instead."
         )
 
 
