@@ -28,7 +28,7 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.development import TEMPLATES, cached_backbone
-from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, values
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, span, values
 from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.features import image_features
@@ -145,6 +145,18 @@ def table(name: str = "federated", partition: str = "alike", rows: list[Row] | N
         bold = "**" if classifier == FUSED else ""
         lines.append([f"{bold}{classifier}{bold}", *(text(classifier, *place) for place in places)])
     return markdown([PARTITIONS[partition], *heads], lines)
+
+
+def gain(partition: str, rival: str, name: str = "federated") -> str:
+    """How many points the fused classifier is above another: the least and the largest by data set and sites."""
+    rows = read_rows(name)
+    gains = []
+    for row in only(rows, partition=partition, classifier=FUSED, seed=min(values(rows, "seed"))):
+        place = {"data": row["data"], "partition": partition, "sites": row["sites"]}
+        other = {"data": row["data"], "sites": 1} if rival == JOINT else place
+        found, against = only(rows, classifier=FUSED, **place), only(rows, classifier=rival, **other)
+        gains.append(mean(found, "accuracy") - mean(against, "accuracy"))
+    return span(gains, sign=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.incremental ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
         --json results/incremental.json
-    python -m benchmarks.incremental CIFAR100 --json results/incremental-cifar100.json
+    python -m benchmarks.incremental cifar100 --images 100 --seeds 1 --json results/incremental-cifar100.json
 
 A data set is a folder with the class folders ``train`` and ``test``; CIFAR-100 in that form is the public repository
 cyizhuo/CIFAR-100-dataset. Classes come in the order of seed 1993, drawn as PyCIL, LAMDA-PILOT and RanPAC draw it, in
-steps of a tenth of them, rounded up. After each step test images of all classes so far are asked about. *Last* is the
+ten steps as equal as can be. After each step test images of all classes so far are asked about. *Last* is the
 accuracy after the last step, *average* the mean over the steps.
 
 All learn from the same frozen features, one centre crop of each image. `partial_fit` is the default's update, class
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from benchmarks.development import TEMPLATES, cached_backbone
 from benchmarks.ranpac import FEATURES, RandomFeatures, RanPAC
-from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, values
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, span, values
 from kalmanclip.data import LabelledImages, read_folder
 from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.features import image_features, text_weights
@@ -106,9 +106,8 @@ def class_order(classes: int, seed: int) -> np.ndarray:
 
 
 def sizes(classes: int) -> list[int]:
-    """How many classes there are after each step; the last one may bring fewer."""
-    increment = -(-classes // STEPS)
-    return [*range(increment, classes, increment), classes]
+    """How many classes there are after each step; the last steps may bring one less."""
+    return np.cumsum([len(part) for part in np.array_split(np.arange(classes), STEPS)]).tolist()
 
 
 def first_of_each(images: LabelledImages, count: int) -> LabelledImages:
@@ -189,7 +188,7 @@ class Joint(Residuals):
     def learn(self, f: Tensor, labels: Tensor, classes: int) -> None:
         self._seen = tuple(map(torch.cat, zip(self._seen, (f, labels), strict=True))) if self._seen else (f, labels)
         self._begin()
-        super().learn(*self._seen, classes)
+        super().learn(self._seen[0], self._seen[1], classes)
 
 
 def ranpac(stream: Stream, seed: int, features: int) -> RanPAC:
@@ -247,6 +246,21 @@ def table(name: str = "incremental", rows: list[Row] | None = None) -> str:
             bold = "**" if learner == OURS else ""
             lines.append([f"{bold}{learner}{bold}", *(text(learner, data) for data in sets)])
     return markdown(["learner", *(SETS.get(data, data) for data in sets)], lines)
+
+
+def gain(learner: str, rival: str, what: str = "last", name: str = "incremental") -> str:
+    """How many points a learner is above another, average or last: the least and the largest by data set."""
+    rows = read_rows(name)
+
+    def accuracy(own: str, data: str) -> float:
+        return mean(only(rows, learner=own, data=data), what)
+
+    return span((accuracy(learner, data) - accuracy(rival, data) for data in values(rows, "data")), sign=True)
+
+
+def seconds(learner: str, name: str = "incremental") -> str:
+    """The processor's seconds for learning all ten steps, by data set."""
+    return span((mean([row], "seconds") for row in only(read_rows(name), learner=learner)), digits=0)
 
 
 def main(arguments: list[str] | None = None) -> None:
