@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.provenance import code_version
-from kalmanclip.files import read_json, write_atomic
+from kalmanclip.files import read_json, write_atomic, write_json_atomic
 
 _DATA = "../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37"
 NOT_YET: dict[str, str] = {
@@ -26,7 +26,7 @@ NOT_YET: dict[str, str] = {
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-SETS = {"eurosat": "EuroSAT", "pets": "OxfordPets", "dtd37": "DTD", "pacs": "PACS"}
+SETS = {"eurosat": "EuroSAT", "pets": "OxfordPets", "dtd37": "DTD", "pacs": "PACS", "cifar100": "CIFAR-100"}
 
 Row = dict[str, Any]
 
@@ -53,6 +53,41 @@ def write_rows(options: argparse.Namespace, rows: Iterable[Row]) -> None:
 def rows_of(path: Path | None) -> list[Row]:
     """The rows that a study has measured already, for one that goes on where it was interrupted."""
     rows: list[Row] = read_json(path, DataError)["rows"] if path is not None and path.exists() else []
+    return rows
+
+
+def resumed(
+    options: argparse.Namespace,
+    cells: Iterable[tuple[Any, ...]],
+    measured: Callable[..., list[Row]],
+    choosing: Collection[str] = (),
+) -> list[Row]:
+    """The rows of all cells; those that an interrupted run of the same code and options has measured are read.
+
+    Args:
+        options: of the command, with the file in ``json``.
+        cells: what names one, which no two share.
+        measured: the rows of a cell, from what names it.
+        choosing: the options that say no more than which cells there are: they may have changed.
+    """
+    if options.json is None:
+        return [row for cell in cells for row in measured(*cell)]
+    path = options.json.with_suffix(".partial")
+    given = {name: str(value) for name, value in vars(options).items() if name not in ("json", *choosing)}
+    state: dict[str, Any] = {"code": code_version()["source"], "options": given, "cells": {}}
+    if path.exists():
+        before = read_json(path, DataError)
+        state = before if {**before, "cells": {}} == state else state
+    names = []
+    for cell in cells:
+        name = " ".join(map(str, cell))
+        names.append(name)
+        if name not in state["cells"]:
+            state["cells"][name] = measured(*cell)
+            write_json_atomic(path, state, DataError)
+    rows = [row for name in names for row in state["cells"][name]]
+    write_rows(options, rows)
+    path.unlink()
     return rows
 
 

@@ -17,10 +17,9 @@ An interrupted run goes on where it was: what it has measured lies beside the fi
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +27,11 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.development import MOST_SHOTS, TEMPLATES, cached_backbone
-from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, shots_head, span, values, write_rows
+from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, shots_head, span, values
 from kalmanclip.data import FewShotTask, LabelledImages, few_shot_task, read_folder, read_shot_lists
 from kalmanclip.data.corruptions import corrupted
 from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.features import image_features
-from kalmanclip.errors import DataError
-from kalmanclip.experiments.provenance import code_version
-from kalmanclip.files import read_json, write_json_atomic
 from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
 from kalmanclip.metrics import detection_auroc, fpr_at_tpr, maximum_softmax
 from kalmanclip.prediction import FALSE_ALARMS, LogitGaussian, OODDetector, Threshold, expected_softmax
@@ -349,29 +345,6 @@ def measure_held_out(own: DataSet, seed: int, part: str, backbone: Backbone, rat
     threshold = dataclasses.replace(known, calibration=calibration).threshold(rate)
     inside = -known.score(own.features[own.familiar(part, seed)]).cpu().numpy()
     return {"kind": "held out", "familiar": own.name, "seed": seed, **false_alarms(threshold, inside)}
-
-
-def resumed(
-    options: argparse.Namespace, cells: Iterable[tuple[Any, ...]], measured: Callable[..., list[Row]]
-) -> list[Row]:
-    """The rows of all cells; those that an interrupted run of the same code and options has measured are read."""
-    if options.json is None:
-        return [row for cell in cells for row in measured(*cell)]
-    path = options.json.with_suffix(".partial")
-    given = {name: str(value) for name, value in vars(options).items() if name != "json"}
-    state: dict[str, Any] = {"code": code_version()["source"], "options": given, "cells": {}}
-    if path.exists():
-        before = read_json(path, DataError)
-        state = before if {**before, "cells": {}} == state else state
-    for cell in cells:
-        name = " ".join(map(str, cell))
-        if name not in state["cells"]:
-            state["cells"][name] = measured(*cell)
-            write_json_atomic(path, state, DataError)
-    rows = [row for found in state["cells"].values() for row in found]
-    write_rows(options, rows)
-    path.unlink()
-    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:

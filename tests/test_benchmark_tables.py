@@ -8,7 +8,9 @@ from benchmarks import (
     comparison,
     conformal,
     descriptions,
+    federated,
     fusion,
+    incremental,
     label_noise,
     observations,
     stream,
@@ -109,6 +111,50 @@ def test_fusion(write):
     assert lines[0][1:] == ["EuroSAT", "OxfordPets"]
     assert lines[4] == ["halves, fused", "54.0 / 1.000", "54.0 / 1.000"]
     assert fusion.lost("fusion", "classes apart, fused") == "3.0"
+
+
+def test_class_incremental_learning(write):
+    """Means over seeds, where there are several; a learner that was not measured has no line."""
+    known = {incremental.OURS: 60.0, "RanPAC, no random features": 55.0}
+    rows = [
+        {"data": data, "learner": learner, "seed": 1, "average": last + 10, "last": last + more, "seconds": 3.0}
+        for data, more in (("pets", 0.0), ("eurosat", 2.0), ("cifar100", -1.0))
+        for learner, last in known.items()
+    ]
+    rows.append({**rows[1], "seed": 2, "average": 63.0, "last": 53.0, "seconds": 5.0})
+    write("incremental", rows)
+    assert cells(incremental.table()) == [
+        ["learner", "EuroSAT", "OxfordPets", "CIFAR-100"],
+        ["---", "---:", "---:", "---:"],
+        ["RanPAC, no random features", "65.0 / 57.0", "64.0 / 54.0", "65.0 / 54.0"],
+        ["**partial_fit**", "70.0 / 62.0", "70.0 / 60.0", "70.0 / 59.0"],
+    ]
+    assert incremental.gain(incremental.OURS, "RanPAC, no random features") == "+5.0 to +6.0"
+    assert incremental.seconds("RanPAC, no random features") == "3 to 5"
+
+
+def test_federations(write):
+    place = {"data": "pets", "seed": 1}
+    rows = [{**place, "sites": 1, "partition": "whole", "classifier": "joint fit", "accuracy": 60.0, "nll": 1.0}]
+    for partition, sites, accuracy in (
+        ("alike", 2, 59.0),
+        ("alike", 5, 58.0),
+        ("skewed", 2, 57.0),
+        ("skewed", 5, 61.0),
+    ):
+        for classifier, less in ((federated.FUSED, 0.0), ("averaged", 7.0 + sites)):
+            row = {**place, "sites": sites, "partition": partition, "classifier": classifier, "nll": 1.5}
+            rows += [{**row, "seed": seed, "accuracy": accuracy - less + seed - 1.5} for seed in (1, 2)]
+    write("federated", rows)
+    lines = {line[0]: line[1:] for line in cells(federated.table("federated", "skewed"))}
+    assert lines["skewed, Dirichlet(0.1)"] == ["OxfordPets, 2 sites", "OxfordPets, 5 sites"]
+    assert lines["**fused**"] == ["57.0 / 1.50", "61.0 / 1.50"]
+    assert lines["averaged"] == ["48.0 / 1.50", "49.0 / 1.50"]
+    assert lines["joint fit"] == ["60.0 / 1.00"] * 2
+    assert (federated.gain("skewed", "joint fit"), federated.gain("alike", "averaged")) == (
+        "−3.0 to +1.0",
+        "+9.0 to +12.0",
+    )
 
 
 def test_study_is_ranked_by_training_images(write):
