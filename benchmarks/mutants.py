@@ -817,6 +817,118 @@ ELSEWHERE = [
         {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "test_the_papers_settings_are_the_defaults")},
     ),
     *_group(
+        "filtering/filter.py",
+        "tests/filtering/test_step_size.py",
+        {
+            "what is forgotten does not depend on the share of the data": (
+                "self.belief.forget(step_size * share,",
+                "self.belief.forget(step_size,",
+                "test_with_small_batches_it_is_near_and_nearer_with_smaller_steps",
+            ),
+            "information counts fully, whatever the step size": (
+                "R=seen.R / step_size",
+                "R=seen.R",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+            "the belief forgets towards itself": (
+                "            if self.prior is None:\n                self.hold_prior()",
+                "            self.hold_prior()",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/beliefs/diagonal.py",
+        "tests/filtering/test_step_size.py",
+        {
+            "the precision forgets, but not the mean": (
+                "self.mean.copy_((kept * self.mean + back * mean) / precision)",
+                "",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+            "variances are mixed, not precisions": (
+                "self.s.copy_(1 / precision)",
+                "self.s.copy_((1 - share) * self.s + share * variance)",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+        },
+    ),
+    *_group(
+        "methods/leave_one_out.py",
+        "tests/methods/test_leave_one_out.py",
+        {
+            "an image is one of the others": (
+                "total[own] - self.f[positions] + k * g",
+                "total[own] + k * g",
+                "test_an_image_is_classified_by_the_texts_and_by_the_others",
+            ),
+            "one image too many": (
+                "/ (n - 1 + k)",
+                "/ (n + k)",
+                "test_an_image_is_classified_by_the_texts_and_by_the_others",
+            ),
+            "densities without the norms of their means": (
+                "others = f @ away.mT - (away * (means + g)).sum(dim=1) / 2",
+                "others = f @ away.mT",
+                "test_an_image_is_classified_by_the_texts_and_by_the_others",
+            ),
+            "as sure as it was": (
+                "_SOFTNESS = 2.0",
+                "_SOFTNESS = 1.0",
+                "test_an_image_is_classified_by_the_texts_and_by_the_others",
+            ),
+            "a lone image is left out, too": (
+                "torch.where(n > 1, rest",
+                "torch.where(n > 0, rest",
+                "test_a_lone_image_has_its_class",
+            ),
+            "gains without a prior": (
+                "(own - mean).sum(dim=0) - (gains - 1) / _SPREAD**2",
+                "(own - mean).sum(dim=0)",
+                "test_the_gains_make_the_labels_most_probable",
+            ),
+            "one step of Newton": ("in range(20)", "in range(1)", "test_the_gains_make_the_labels_most_probable"),
+            "the deviance is halved": ("(2 * nll).clamp_min", "nll.clamp_min", "test_the_deviance_and_its_derivative"),
+            "labels of other images": (
+                "self.labels[positions].unsqueeze(1)",
+                "self.labels[: len(positions)].unsqueeze(1)",
+                "test_the_deviance_and_its_derivative",
+            ),
+            "it hardly remembers": ("_MEMORY = 0.3", "_MEMORY = 0.7", "test_it_follows_the_towers"),
+        },
+    ),
+    *_group(
+        "methods/statistics.py",
+        "tests/methods/test_leave_one_out.py",
+        {
+            "class means are not drawn to the mean of all": (
+                "(total + PSEUDO_COUNT * g) / (count + PSEUDO_COUNT)",
+                "total / count",
+                "test_the_classes_it_is_not_of_are_those_of_the_generative_classifier",
+            ),
+            "the whole norm of a mean": (
+                "(g + away / 2)",
+                "(g + away)",
+                "test_the_classes_it_is_not_of_are_those_of_the_generative_classifier",
+            ),
+            "the root of the precision": (
+                "away @ root.double() @ root.double().mT",
+                "away @ root.double()",
+                "test_the_classes_it_is_not_of_are_those_of_the_generative_classifier",
+            ),
+            "the other sign of the constant": (
+                "constant = -(weights",
+                "constant = (weights",
+                "test_the_classes_it_is_not_of_are_those_of_the_generative_classifier",
+            ),
+            "one image for two": (
+                "PSEUDO_COUNT = 2.0",
+                "PSEUDO_COUNT = 1.0",
+                "test_an_image_is_classified_by_the_texts_and_by_the_others",
+            ),
+        },
+    ),
+    *_group(
         "methods/kalman.py",
         "tests/methods/test_kalman.py",
         {
