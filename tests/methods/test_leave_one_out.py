@@ -64,7 +64,7 @@ def test_a_lone_image_has_its_class():
     one.gains = one.gains.new_tensor([0.0, 1.0])
     f = unit(1, WIDTH, seed=4)
     torch.testing.assert_close(centred(one.logits(f, torch.tensor([3]))), centred(densities(one, f[0], -1) / 2)[None])
-    assert classifier(labels).gains.tolist() == [1.0, 50.0]  # nothing tells how much the others are worth
+    assert classifier(torch.arange(C)).gains.tolist() == [1.0, 50.0]  # nothing tells how much the others are worth
 
 
 def test_the_gains_make_the_labels_most_probable():
