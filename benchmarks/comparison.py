@@ -26,6 +26,7 @@ OWN = (DEFAULT, "kalman", "joint")
 NAMES = {
     DEFAULT: "**class residuals (default)**",
     "class_residuals no crops": "class residuals, no crops",
+    "class_residuals alone": "class residuals, no generative classifier",
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",
