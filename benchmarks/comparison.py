@@ -27,6 +27,7 @@ NAMES = {
     "class_residuals no crops": "class residuals, no crops",
     RESIDUALS: "class residuals",
     JOINT: "joint",
+    "class_residuals alone": "class residuals, no generative classifier",
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",

@@ -817,6 +817,194 @@ ELSEWHERE = [
         {"alpha of 0.5": ("alpha: float = 0.1", "alpha: float = 0.5", "test_the_papers_settings_are_the_defaults")},
     ),
     *_group(
+        "filtering/filter.py",
+        "tests/filtering/test_step_size.py",
+        {
+            "what is forgotten does not depend on the share of the data": (
+                "self.belief.forget(step_size * share,",
+                "self.belief.forget(step_size,",
+                "test_with_small_batches_it_is_near_and_nearer_with_smaller_steps",
+            ),
+            "information counts fully, whatever the step size": (
+                "R=seen.R / step_size",
+                "R=seen.R",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+            "the belief forgets towards itself": (
+                "            if self.prior is None:\n                self.hold_prior()",
+                "            self.hold_prior()",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+        },
+    ),
+    *_group(
+        "filtering/beliefs/diagonal.py",
+        "tests/filtering/test_step_size.py",
+        {
+            "the precision forgets, but not the mean": (
+                "self.mean.copy_((kept * self.mean + back * mean) / precision)",
+                "",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+            "variances are mixed, not precisions": (
+                "self.s.copy_(1 / precision)",
+                "self.s.copy_((1 - share) * self.s + share * variance)",
+                "test_the_fixed_point_is_the_posterior",
+            ),
+        },
+    ),
+    *_group(
+        "methods/leave_one_out.py",
+        "tests/methods/test_leave_one_out.py",
+        {
+            "an image is one of the others": (
+                "total[own] - self.f[positions] + k * g",
+                "total[own] + k * g",
+                "test_every_image_is_classified_by_the_others",
+            ),
+            "one image too many": ("/ (n - 1 + k)", "/ (n + k)", "test_every_image_is_classified_by_the_others"),
+            "densities without the norms of their means": (
+                "others = f @ away.mT - (away * (means + g)).sum(dim=1) / 2",
+                "others = f @ away.mT",
+                "test_every_image_is_classified_by_the_others",
+            ),
+            "as sure as it was": (
+                "_SOFTNESS = 2.0",
+                "_SOFTNESS = 1.0",
+                "test_every_image_is_classified_by_the_others",
+            ),
+            "a lone image is left out, too": (
+                "torch.where(n > 1, rest",
+                "torch.where(n > 0, rest",
+                "test_every_image_is_classified_by_the_others",
+            ),
+            "gains without a prior": (
+                "(own - mean).sum(dim=0) - (gains - 1) / _SPREAD**2",
+                "(own - mean).sum(dim=0)",
+                "test_the_gains_are_scipys_optimum",
+            ),
+            "one step of Newton": ("in range(20)", "in range(1)", "test_the_gains_are_scipys_optimum"),
+            "the deviance is halved": ("(2 * nll).clamp_min", "nll.clamp_min", "test_the_deviance_and_its_slope"),
+            "labels of other images": (
+                "self.labels[positions].unsqueeze(1)",
+                "self.labels[: len(positions)].unsqueeze(1)",
+                "test_the_deviance_and_its_slope",
+            ),
+            "it hardly remembers": ("_MEMORY = 0.3", "_MEMORY = 0.7", "test_it_follows_the_images_that_were_seen"),
+        },
+    ),
+    *_group(
+        "methods/statistics.py",
+        "tests/methods/test_class_residuals.py",
+        {
+            name: (*change, "test_the_generative_classifier_is_gaussian_classes")
+            for name, change in {
+                "class means are not drawn to the mean of all": (
+                    "(total + PSEUDO_COUNT * g) / (count + PSEUDO_COUNT)",
+                    "total / count",
+                ),
+                "the whole norm of a mean": ("(g + away / 2)", "(g + away)"),
+                "the root of the precision": ("away @ root.double() @ root.double().mT", "away @ root.double()"),
+                "the other sign of the constant": ("constant = -(weights", "constant = (weights"),
+                "one image for two": ("PSEUDO_COUNT = 2.0", "PSEUDO_COUNT = 1.0"),
+            }.items()
+        },
+    ),
+    *_group(
+        "methods/residuals.py",
+        "tests/methods/test_class_residuals.py",
+        {
+            "the generative classifier has another temperature": (
+                "self.shift = self.generative / self.scale *",
+                "self.shift = self.generative *",
+                "test_drawn_classifiers_have_the_generative_part",
+            ),
+            "draws without the generative classifier": (
+                "yield drawn if self.shift is None else drawn + self.shift",
+                "yield drawn",
+                "test_drawn_classifiers_have_the_generative_part",
+            ),
+            "held-out images are predicted without the generative classifier": (
+                "residuals.shift = self.generative / residuals.scale * self._classifier",
+                "residuals.shift = 0 * self._classifier",
+                "test_held_out_images_are_predicted_from_the_others",
+            ),
+            "the generative classifier of other classes": (
+                "        self.names, self.T = list(names), T\n        self._shift()",
+                "        self.names, self.T = list(names), T",
+                "test_the_generative_classifier_is_of_the_classes_that_are_there",
+            ),
+        },
+    ),
+    *_group(
+        "methods/joint.py",
+        "tests/methods/test_joint.py",
+        {
+            "adapted embeddings count fully": (
+                "return 0.5, 0.5 * n / (n + 1)",
+                "return 0.5, 0.5",
+                "test_the_logits_are_those_of_both_kinds_by_their_shares",
+            ),
+            "as wide a prior on adapted embeddings": (
+                "prior_std=SEEN * self.residuals.prior_std",
+                "prior_std=self.residuals.prior_std",
+                "test_residuals_of_adapted_embeddings_are_narrower",
+            ),
+            "as much of the generative classifier on adapted embeddings": (
+                "generative=SEEN * self.residuals.generative",
+                "generative=self.residuals.generative",
+                "test_residuals_of_adapted_embeddings_are_narrower",
+            ),
+            "the average begins with the first step": (
+                "if 2 * (step + 1) > steps:",
+                "if True:",
+                "test_the_tower_is_the_average_over_the_second_half_of_the_steps",
+            ),
+            "the average forgets": (
+                "average.lerp_(encoder.theta, 1 / taken)",
+                "average.lerp_(encoder.theta, 0.5)",
+                "test_the_tower_is_the_average_over_the_second_half_of_the_steps",
+            ),
+            "every layer moves a similarity as far as all together should": (
+                "by_layer.clamp_min(1e-3 * by_layer.mean()) * len(by_layer)",
+                "by_layer.clamp_min(1e-3 * by_layer.mean())",
+                "test_the_prior_of_every_layer_moves_similarities_alike",
+            ),
+            "the deviance is aimed at": (
+                "Observation(torch.zeros_like(residual), residual, H, identity)",
+                "Observation(residual, torch.zeros_like(residual), H, identity)",
+                "",
+            ),
+            "every step is a whole pass": (
+                "len(positions) / len(observed.labels)",
+                "1.0",
+                "",
+            ),
+            "the images stay where they were": ("observed.remember(seen, at)", "pass", ""),
+            "an image twice in a batch": (
+                "again = again[~torch.isin(again, self._rest)]",
+                "again = again[torch.isin(again, again)]",
+                "test_no_image_twice_in_a_batch_and_all_equally_often",
+            ),
+            "adapted embeddings are certain": (
+                "own * self.residuals.variance(f).sqrt() + other * self.adapted.variance(g).sqrt()",
+                "own * self.residuals.variance(f).sqrt()",
+                "test_draws_agree_with_the_linearised_belief",
+            ),
+        },
+    ),
+    *_group(
+        "methods/fusion.py",
+        "tests/test_fusion.py",
+        {
+            "the generative classifier of a small site counts like that of a large one": (
+                "[n * part.residuals.generative for",
+                "[sum(images) / len(images) * part.residuals.generative for",
+                "",
+            ),
+        },
+    ),
+    *_group(
         "methods/kalman.py",
         "tests/methods/test_kalman.py",
         {
@@ -965,9 +1153,9 @@ ELSEWHERE = [
         "tests/methods/test_class_residuals.py",
         {
             "the metric of a fold has seen what is held out": (
-                "ClassStatistics.of(fold.crops, fold.labels, len(whole.names))",
-                "ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
-                "torch.cat([fold.labels, fold.held_labels]), len(whole.names))",
+                "whole.metric(statistics)",
+                "whole.metric(ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
+                "torch.cat([fold.labels, fold.held_labels]), len(whole.names)))",
                 "test_the_choice_never_sees_an_image_that_is_held_out",
             ),
             "images held out are judged by a random crop": (
@@ -1011,17 +1199,17 @@ ELSEWHERE = [
     ),
     *_group(
         "encoders/jvp.py",
-        "tests/methods/test_kalman.py",
+        "tests/encoders/test_jvp.py",
         {
-            "texts move without their gain": (
-                "gain * self.W + D.to(self.W), gain * self.dW",
-                "gain * self.W + D.to(self.W), self.dW",
-                "test_the_belief_about_logits_of_both_is_that_of_finite_differences",
+            "texts stay where they are": (
+                ' + torch.einsum("bd,kcd->bck", f, self.dW)',
+                "",
+                "test_the_movement_is_the_jacobian_times_the_direction",
             ),
-            "embeddings move without the residuals": (
-                "gain * self.W + D.to(self.W), gain * self.dW",
-                "gain * self.W, gain * self.dW",
-                "test_the_belief_about_logits_of_both_is_that_of_finite_differences",
+            "images stay where they are": (
+                'torch.einsum("kbd,cd->bck", df, self.W) + ',
+                "",
+                "test_the_movement_is_the_jacobian_times_the_direction",
             ),
         },
     ),

@@ -77,6 +77,10 @@ def configurations() -> dict[str, MethodConfig]:
         "ten crops": residuals(crops=10),
         PLAIN: default,
         "text's share fixed": residuals(gain_std=1e-3),
+        "no generative classifier": residuals(generative=0.0),
+        "generative 12.5": residuals(generative=12.5),
+        "generative 50": residuals(generative=50.0),
+        "generative 200": residuals(generative=200.0),
         "prior std 0.05": residuals(prior_std=0.05),
         "prior std 0.14": residuals(prior_std=0.14),
         "prior std 0.5": residuals(prior_std=0.5),
@@ -84,8 +88,7 @@ def configurations() -> dict[str, MethodConfig]:
         "alpha 1": residuals(alpha=1.0),
         "low-rank head": head,
         "low-rank towers": towers,
-        "no generative classifier": residuals(generative=0.0),
-        "joint": preset("joint"),
+        "filter in the image tower, and residuals": preset("joint"),
         "low-rank towers, matched pairs": preset("paper-literal"),
     }
 

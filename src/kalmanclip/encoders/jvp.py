@@ -47,10 +47,6 @@ class ClassifierTangents:
 
         self.W, self.dW = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
 
-    def add_residuals(self, gain: float, D: Tensor) -> None:
-        """Make the class weights ``gain T + D``, with residuals (C, d) that do not move."""
-        self.W, self.dW = gain * self.W + D.to(self.W), gain * self.dW
-
     def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
         """Return embeddings (B, d), whose products with `W` are the outputs, and how those move, (B, C, K)."""
         tower, n = self.encoder.image, self.encoder.n_image

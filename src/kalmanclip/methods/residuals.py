@@ -71,7 +71,7 @@ class ClassResidualsConfig(CropConfig):
     """
 
     prior_std: float | None = None
-    generative: float | None = field(default=None, metadata=QUIET)
+    generative: float | None = None
     gain_std: float = 0.5
     description_spread: float = field(default=0.0, metadata=QUIET)
     folds: int = 4
