@@ -6,7 +6,7 @@
 Of the preset `joint` only the learning inside the image tower is exchanged: its filter, or AdamW with one of three
 learning rates (weight decay 1e-2, down to 1e-6 by a cosine, as in CLIP-LoRA). Both are given the same classification of
 each image by the text and the other images; AdamW descends its negative log-likelihood, of which the filter observes
-the deviance. Every sixth of the steps the tower is read by one fixed classifier of test images, with nothing fitted:
+the deviance. Every fourth of the steps the tower is read by one fixed classifier of test images, with nothing fitted:
 that of the observation, with all training images in the means of the classes (``a f . t_c / tau + b g_c(f)``, gains
 from the untouched embeddings). It is read as each learner would leave it there: the filter's mean, from half of its
 steps on their average since then; AdamW's last step. The last numbers are those of the whole method, class residuals
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 KEY = ("learner", "model", "data", "shots", "seed", "options")
 FILTER = "filter"
-READINGS = 6
+READINGS = 4
 """While it learns; there is one before."""
 
 Watch = Callable[[Joint, LeaveOneOut, int, int], None]
