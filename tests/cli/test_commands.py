@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
+from kalmanclip.cli.fit import MethodOptions
+from kalmanclip.methods import method_name
 
 PROGRAM = [sys.executable, "-m", "kalmanclip"]
 COMMANDS = ["demo", "fit", "update", "calibrate", "predict", "sort", "evaluate", "serve", "export", "info"]
@@ -155,6 +157,16 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
     config = found["config"]
     assert (found["method"], config["observation"], config["epochs"]) == ("kalman", "contrastive", 1)
     assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
+
+
+def test_the_usual_preset_is_that_of_the_device_and_of_what_is_learned():
+    def resolved(device=None, described=False, captions=False, **flags):
+        return method_name(MethodOptions(**flags).resolve(None, captions, device, described))
+
+    assert resolved("cpu") == resolved("cuda", described=True) == "class_residuals"
+    assert resolved("cuda") == resolved("cuda:1", preset="default") == "joint"
+    assert resolved("cuda", preset="residuals") == "class_residuals"
+    assert resolved("cuda", captions=True) == "kalman"
 
 
 def test_the_flags_of_all_parts_go_with_the_joint_preset(photos, tmp_path):
