@@ -1010,18 +1010,45 @@ ELSEWHERE = [
         },
     ),
     *_group(
-        "encoders/jvp.py",
-        "tests/methods/test_kalman.py",
+        "methods/leave_one_out.py",
+        "tests/methods/test_leave_one_out.py",
         {
-            "texts move without their gain": (
-                "gain * self.W + D.to(self.W), gain * self.dW",
-                "gain * self.W + D.to(self.W), self.dW",
-                "test_the_belief_about_logits_of_both_is_that_of_finite_differences",
+            "an image is among the others": (
+                "total[own] - self.f[positions] + k * g",
+                "total[own] + k * g",
+                "test_every_image_is_classified_by_the_others",
             ),
-            "embeddings move without the residuals": (
-                "gain * self.W + D.to(self.W), gain * self.dW",
-                "gain * self.W, gain * self.dW",
-                "test_the_belief_about_logits_of_both_is_that_of_finite_differences",
+            "images that are alone choose the gains, too": (
+                "self._count[self.labels] > 1",
+                "self._count[self.labels] > 0",
+                "test_the_gains_are_scipys_optimum",
+            ),
+        },
+    ),
+    *_group(
+        "methods/joint.py",
+        "tests/methods/test_joint.py",
+        {
+            "the average is over all steps": (
+                "if 2 * (step + 1) > steps:",
+                "if steps:",
+                "test_the_tower_is_the_average_over_the_second_half_of_the_steps",
+            ),
+            "images left over are forgotten": (
+                "later = torch.cat([later, again[waiting]])",
+                "later = later.clone()",
+                "test_no_image_twice_in_a_batch_and_all_equally_often",
+            ),
+        },
+    ),
+    *_group(
+        "encoders/crops.py",
+        "tests/encoders/test_crops.py",
+        {
+            "smaller crops are sampled and not averaged": (
+                "wide = scale.clamp_min(1)",
+                "wide = torch.ones_like(scale)",
+                "test_boxes_are_resized_as_pillow_does",
             ),
         },
     ),

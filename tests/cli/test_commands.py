@@ -184,7 +184,7 @@ def test_the_flags_of_all_parts_go_with_the_joint_preset(photos, tmp_path):
     assert "nothing to resume" in call("fit", photos, "-o", tmp_path / "a", "--resume").stdout
     message = call("fit", photos, "-o", tmp_path / "b", "--preset", "joint", "--epochs", 2, code=2).stderr
     assert "Unknown option '--epochs'" in message
-    (question, *_) = json.loads(call("suggest", tmp_path / "a", photos, "-n", 1, "--json").stdout).items()
+    (question, *_) = json.loads(call("suggest", photos, tmp_path / "a", "-n", 1, "--json").stdout).items()
     assert question == ("by", "batchbald")
     assert "--format onnx" in call("export", tmp_path / "a", "-o", tmp_path / "c", code=2).stderr
 
