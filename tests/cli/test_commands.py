@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP
 from kalmanclip.cli import app
+from kalmanclip.cli.fit import MethodOptions
+from kalmanclip.methods import method_name
 
 PROGRAM = [sys.executable, "-m", "kalmanclip"]
 COMMANDS = ["demo", "fit", "update", "calibrate", "predict", "sort", "evaluate", "serve", "export", "info"]
@@ -157,6 +159,16 @@ def test_a_preset_is_named_on_the_command_line_or_in_the_file(photos, tmp_path, 
     assert (config["low_rank"]["placement"], config["low_rank"]["rank"], config["prior_std"]) == ("towers", 2, 0.2)
 
 
+def test_the_usual_preset_is_that_of_the_device_and_of_what_is_learned():
+    def resolved(device=None, described=False, captions=False, **flags):
+        return method_name(MethodOptions(**flags).resolve(None, captions, device, described))
+
+    assert resolved("cpu") == resolved("cuda", described=True) == "class_residuals"
+    assert resolved("cuda") == resolved("cuda:1", preset="default") == "joint"
+    assert resolved("cuda", preset="residuals") == "class_residuals"
+    assert resolved("cuda", captions=True) == "kalman"
+
+
 def test_the_flags_of_all_parts_go_with_the_joint_preset(photos, tmp_path):
     assert "joint" in call("fit", "--help").stdout
     file = tmp_path / "options.json"
@@ -172,7 +184,7 @@ def test_the_flags_of_all_parts_go_with_the_joint_preset(photos, tmp_path):
     assert "nothing to resume" in call("fit", photos, "-o", tmp_path / "a", "--resume").stdout
     message = call("fit", photos, "-o", tmp_path / "b", "--preset", "joint", "--epochs", 2, code=2).stderr
     assert "Unknown option '--epochs'" in message
-    (question, *_) = json.loads(call("suggest", tmp_path / "a", photos, "-n", 1, "--json").stdout).items()
+    (question, *_) = json.loads(call("suggest", photos, tmp_path / "a", "-n", 1, "--json").stdout).items()
     assert question == ("by", "batchbald")
     assert "--format onnx" in call("export", tmp_path / "a", "-o", tmp_path / "c", code=2).stderr
 

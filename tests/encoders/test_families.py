@@ -234,6 +234,16 @@ def test_fit_predict_export(backbone_of, family, preset, tmp_path):
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), probabilities, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["SigLIP", "Swin", "ConvNeXt", "transformers SigLIP"])
+def test_a_filter_in_the_tower_beside_residuals(backbone_of, family):
+    """Rank 2 in all maps of all blocks, also where one map is given the same token for every image."""
+    options = {"steps": 1, "residuals.crops": 0}
+    clf = KalmanCLIP(backbone_of(family), preset="joint", options=options).fit(pictures(), LABELS)
+    assert (clf.method_.filter.steps, clf.method_.filter.skipped) == (2, 0)
+    assert clf.method_.encoder.theta.norm() > 0
+    assert np.isfinite(clf.predict_proba(pictures())).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in HF])
 def test_onnx(backbone_of, family, tmp_path):

@@ -267,6 +267,31 @@ def test_variances_stay_positive():
     assert s.item() >= torch.finfo(torch.float32).tiny  # below it lie numbers whose reciprocal is infinite
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_captured_step_that_forgets_is_the_same():
+    """By the share of the batch, towards the prior; what else the observation changes is as if never captured."""
+    config = FilterConfig(alpha=0.0, step_size=0.2)
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for capture in (False, True):
+        generator.manual_seed(1)
+        belief = make_belief("diagonal", torch.zeros(N, device="cuda"), 1.0, update="precision")
+        kalman, seen, step = KalmanFilter(belief, config=config), torch.zeros((), device="cuda"), None
+
+        def observe(mu, A, y, seen=seen):
+            seen.add_(1)
+            return Observation(y, A @ mu, A, torch.eye(len(y), device="cuda"))
+
+        for k in range(6):
+            A, y = torch.randn(4, N, generator=generator).cuda(), torch.randn(4, generator=generator).cuda()
+            if capture and k == 2:
+                step = CapturedStep(kalman, observe, (A, y), 0.25, state=(seen,))
+            record = step(A, y) if step else kalman.step(lambda mu, A=A, y=y: observe(mu, A, y), 0.25)
+            assert not record.skipped
+        found.append((belief.mean, belief.marginal_variance(), seen))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the test on the GPU says more")
 def test_kernels_in_their_interpreter():
     """Triton can run its kernels on the CPU, slowly: the same numbers as the chunks, to float32 rounding."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kalmanclip.encoders import DualEncoder, LowRankConfig, load_backbone
-from kalmanclip.filtering import KalmanFilter, NoiseConfig, ObservationNoise, make_belief
+from kalmanclip.filtering import KalmanFilter, NoiseConfig, ObservationNoise, Step, make_belief
+from kalmanclip.methods import stepper
 from kalmanclip.methods.stepper import Stepper
 from kalmanclip.observation import make_likelihood
 
@@ -47,3 +48,27 @@ def test_captured_steps_are_the_plain_ones(observation):
         ends.append((step.encoder.theta.clone(), step.kalman.belief.s.clone()))
     for captured, plain in zip(*ends, strict=True):
         torch.testing.assert_close(captured, plain, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_a_captured_step_forgets_the_share_of_its_batch(monkeypatch):
+    made = []
+
+    class Captured:
+        current = True
+
+        def __init__(self, kalman, observe, inputs, share):
+            self.share = share
+            made.append(share)
+
+        def __call__(self, *inputs):
+            return Step()
+
+        @staticmethod
+        def possible(kalman):
+            return True
+
+    monkeypatch.setattr(stepper, "CapturedStep", Captured)
+    step, images = setup("bounded", placement="head")
+    for share in (0.5, 0.5, 0.5, 0.25):  # the first is a plain one
+        step(images, LABELS, share)
+    assert made == [0.5, 0.25]

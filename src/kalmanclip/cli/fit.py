@@ -119,8 +119,11 @@ class MethodOptions:
         float | None, typer.Option(help="Forgetting factor of the noise estimate.", rich_help_panel=_LOW_RANK)
     ] = None
 
-    def resolve(self, before: dict[str, Any] | None, captions: bool, device: str | None) -> Any:
-        """Return a `MethodConfig`: a preset, or the options of an interrupted fit; then the file, then flags."""
+    def resolve(self, before: dict[str, Any] | None, captions: bool, device: str | None, described: bool) -> Any:
+        """Return a `MethodConfig`: a preset, or the options of an interrupted fit; then the file, then flags.
+
+        The usual preset depends on the device, and on whether classes are described.
+        """
         import torch
 
         from kalmanclip.adapter import read_config
@@ -141,7 +144,8 @@ class MethodOptions:
 
         chosen = self.preset or given.pop("preset", None)
         if start is None and chosen in (None, "default"):
-            chosen = usual_preset(device or ("cuda" if torch.cuda.is_available() else "cpu"), together=several())
+            usual = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            chosen = usual_preset(usual, images=not described, together=several())
         return make_config(chosen, start, given | flags, as_typed)
 
 
@@ -224,7 +228,7 @@ def fit(
     if descriptions and (captions or before):
         raise ConfigError("Descriptions are of classes, and from the beginning: leave --descriptions out.")
     described = read_descriptions(descriptions) if descriptions else None
-    options = method.resolve(before, captions, device)
+    options = method.resolve(before, captions, device, described is not None)
     if before:
         noted = {"shots": shots, "calibrate": calibrate, "precision": precision}
         _require_same_options(before, options, model, template, noted)

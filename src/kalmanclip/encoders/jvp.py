@@ -1,9 +1,8 @@
-"""Forward-mode derivatives of a classifier's outputs along a few directions of the low-rank parameters.
+"""Forward-mode derivatives of similarities along a few directions of the low-rank parameters.
 
-An output is ``f(theta) . w_c(theta)``, an image's embedding times a class's weights: ``w_c = gain t_c(theta) + D_c``,
-its text's embedding, with residuals if there are any. Along a direction ``delta`` it moves by
+A similarity is ``f(theta) . t_c(theta)``, an image's embedding times a text's. Along a direction ``delta`` it moves by
 
-    (J_f delta) . w_c  +  gain f . (J_t delta)_c :
+    (J_f delta) . t_c  +  f . (J_t delta)_c :
 
 the image's part takes one forward-mode product per image and direction, the text's part one for all images together.
 No Jacobian is formed. Directions that are drawn from ``N(0, Sigma)`` make the movements draws from
@@ -25,7 +24,7 @@ from kalmanclip.encoders.towers import Activations, Tower
 
 
 class ClassifierTangents:
-    """How similarities, or a classifier's outputs, move along directions of ``theta``.
+    """How similarities move along directions of ``theta``.
 
     Args:
         encoder: the model at its current ``theta``.
@@ -34,7 +33,7 @@ class ClassifierTangents:
         directions: (K, n).
 
     Attributes:
-        W: the class weights (C, d).
+        W: the texts' embeddings (C, d).
         dW: how they move along each direction, (K, C, d).
     """
 
@@ -48,7 +47,7 @@ class ClassifierTangents:
         self.W, self.dW = _push(encoder.text, encode, encoder.theta[encoder.n_image :], text)
 
     def __call__(self, images: Activations) -> tuple[Tensor, Tensor]:
-        """Return embeddings (B, d), whose products with `W` are the outputs, and how those move, (B, C, K)."""
+        """Return embeddings (B, d), whose products with `W` are the similarities, and how those move, (B, C, K)."""
         tower, n = self.encoder.image, self.encoder.n_image
 
         def encode(views: dict[str, Tensor]) -> Tensor:

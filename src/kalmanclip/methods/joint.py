@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -287,13 +288,18 @@ class Joint(Classifier):
 
         average, taken = torch.zeros_like(encoder.theta), 0
         captured: CapturedStep | None = None
+        capture = True
         for step, (positions, shown) in enumerate(itertools.islice(batches, steps)):
             if step == 0:
                 self._begin(shown, observed.labels[positions])
             assert self.filter is not None
             inputs, share = (*shown, positions), len(positions) / len(observed.labels)
-            if captured is None and step and CapturedStep.possible(self.filter):
-                captured = CapturedStep(self.filter, observe, inputs, share, state=(observed.f,))
+            if captured is None and capture and step and CapturedStep.possible(self.filter):
+                try:
+                    captured = CapturedStep(self.filter, observe, inputs, share, state=(observed.f,))
+                except (ConfigError, RuntimeError) as problem:  # something in this model cannot be captured
+                    capture = False
+                    warnings.warn(f"Going on without captured steps: {problem}", RuntimeWarning, stacklevel=2)
             if captured is not None:
                 record = captured(*inputs)
             else:

@@ -45,7 +45,7 @@ class Stepper:
     def __call__(self, images: Activations, labels: Tensor, share: float = 1.0) -> Step:
         """Take one step on activations of B images with labels (B,), best on the CPU: a share of the whole pass."""
         if self._capture and len(labels) == self._size:
-            step = self._replayed(images, labels)
+            step = self._replayed(images, labels, share)
             if step is not None:
                 return step
         self._size = self._size or len(labels)  # the first step is a plain one: it sets the noise
@@ -56,13 +56,13 @@ class Stepper:
         """Return what takes the steps of the next pass; None: another one must be made."""
         return self
 
-    def _replayed(self, images: Activations, labels: Tensor) -> Step | None:
+    def _replayed(self, images: Activations, labels: Tensor, share: float) -> Step | None:
         """Take the step by a graph; None where there cannot be one."""
         device = self.encoder.theta.device
         inputs = (*images, *(t for t in self._compared(labels, fill=True).to(device) if t is not None))
-        if self._captured is None or not self._captured.current:
+        if self._captured is None or not self._captured.current or self._captured.share != share:
             try:
-                self._captured = CapturedStep(self.kalman, self._observe_inputs, inputs)
+                self._captured = CapturedStep(self.kalman, self._observe_inputs, inputs, share)
             except ConfigError:  # not yet: the first step was refused
                 return None
             except RuntimeError as problem:  # something in this model cannot be captured
