@@ -1,7 +1,7 @@
 """Fusion as one-shot federated learning: 2, 5 and 10 sites, and one message from each.
 
     python -m benchmarks.federated ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
-        --json results/federated.json
+        --seeds 1 --json results/federated.json
 
 16 shots are dealt to the sites. *Alike*: at random, as many to each. *Skewed*: of each class a share to each site that
 is drawn from a Dirichlet distribution with parameter 0.1, so that most images of a class are at one or two sites, and
@@ -130,7 +130,7 @@ def federation(backbone: Backbone, shots: Shots, sites: int, partition: str, see
 
 
 def table(name: str = "federated", partition: str = "alike", rows: list[Row] | None = None) -> str:
-    """Accuracy in % / NLL of every classifier, by data set and number of sites."""
+    """Accuracy in % / NLL by data set and number of sites, of every classifier."""
     rows = read_rows(name) if rows is None else rows
     places = [(data, sites) for data in values(rows, "data") for sites in sorted({row["sites"] for row in rows} - {1})]
 
@@ -139,11 +139,11 @@ def table(name: str = "federated", partition: str = "alike", rows: list[Row] | N
         found = only(rows, classifier=classifier, data=data, **own)
         return f"{mean(found, 'accuracy'):.1f} / {mean(found, 'nll'):.2f}" if found else ""
 
-    heads = [f"{SETS.get(data, data)}, {sites} sites" for data, sites in places]
-    lines = []
-    for classifier in CLASSIFIERS:
-        bold = "**" if classifier == FUSED else ""
-        lines.append([f"{bold}{classifier}{bold}", *(text(classifier, *place) for place in places)])
+    heads = [f"**{name}**" if name == FUSED else name for name in CLASSIFIERS]
+    lines = [
+        [f"{SETS.get(data, data)}, {sites} sites", *(text(name, data, sites) for name in CLASSIFIERS)]
+        for data, sites in places
+    ]
     return markdown([PARTITIONS[partition], *heads], lines)
 
 
