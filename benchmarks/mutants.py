@@ -756,7 +756,11 @@ PREDICTION = [
         "prediction/ood.py",
         "tests/prediction/test_ood.py",
         {
-            "what is familiar counts, too": ("far.clamp_min(0)", "far", "test_the_score_is_its_definition"),
+            "what is no near stranger makes up for what is a far one": (
+                "F.softplus(near) + FAR",
+                "near + FAR",
+                "test_neither_part_makes_up_for_the_other",
+            ),
             "deviations from zero": (
                 "(values - reference.mean()) / reference.std()",
                 "values / reference.std()",
