@@ -610,8 +610,20 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         return self._fitted().merged()
 
     def class_weights(self) -> torch.Tensor:
-        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
+        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits.
+
+        Where two image towers are asked (`image_towers_`), it belongs to the adapted one, and these are a part of the
+        logits.
+        """
         return self._fitted().class_weights()
+
+    @property
+    def image_towers_(self) -> int:
+        """How many image towers are asked about an image: two with the preset 'joint', the untouched one and its own.
+
+        What `merge`, `class_weights` and `export` give is then one of two parts; `export_onnx` has both.
+        """
+        return self._fitted().image_towers
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
@@ -681,7 +693,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         if self.ood_threshold() is None:
             raise ConfigError(
                 "This classifier cannot tell unknown images: that takes at least 3 training images, and adapters of "
-                "older versions know theirs only with the preset 'default'. Fit again."
+                "older versions know theirs only with class residuals. Fit again."
             )
         return self.predict_full(X, how="mean", false_alarms=false_alarms, progress=progress)
 

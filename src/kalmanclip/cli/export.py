@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kalmanclip.cli.arguments import Adapter, Device, load, refuse_foreign, writable_folder
-from kalmanclip.cli.console import say, size_of, waiting
+from kalmanclip.cli.console import note, say, size_of, waiting
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
@@ -55,7 +55,7 @@ def export(
 
     Low-rank parameters are folded into the model's weights; what was learned about single classes is in the classifier
     alone. Together they keep the mean of the belief, so they give the same probabilities; they drop the covariance,
-    and with it the uncertainty.
+    and with it the uncertainty. The preset joint asks two image towers: only the ONNX graph has both.
     """
     refuse_foreign(output, ours=OURS[kind])
     with writable_folder(output):
@@ -66,6 +66,7 @@ def export(
             return
         with waiting("Merging"):
             clf.export(output)
+    _say_half(clf)
     if not (output / "open_clip_config.json").exists():
         say(f"Saved in {output} ({size_of(output)}). In Python, with transformers alone:")
         say(f"  AutoModel.from_pretrained({str(output)!r})", style="cyan")
@@ -94,6 +95,14 @@ def export(
         f"open_clip.get_tokenizer({name!r}) is for texts of your own."
     )
     _say_licence(clf, output)
+
+
+def _say_half(clf: KalmanCLIP) -> None:
+    if clf.image_towers_ > 1:
+        note(
+            "The adapter asks the untouched image tower, too. This is the adapted one alone, with its own classifier: "
+            "its probabilities differ from those of predict. --format onnx writes both."
+        )
 
 
 def _say_licence(clf: KalmanCLIP, output: Path) -> None:

@@ -57,6 +57,20 @@ class TrainingImages(NamedTuple):
     labels: list[int]
 
 
+class PlainTower(NamedTuple):
+    """An ordinary model with class weights: the products of its unit-length features with them are logits times tau.
+
+    Attributes:
+        model: all that was learned about its towers is in its weights.
+        weights: (C, d), on the CPU.
+        untouched: whether nothing was learned about its image tower.
+    """
+
+    model: torch.nn.Module
+    weights: Tensor
+    untouched: bool
+
+
 class State(NamedTuple):
     """All that a classifier has learned, for a file.
 
@@ -283,7 +297,7 @@ class Classifier(ABC):
 
     def describe(self, descriptions: Mapping[str, Sequence[str]]) -> None:
         """Set further prompts of single classes, by name, before anything is learned."""
-        raise ConfigError("Descriptions of classes take class residuals alone (preset 'default').")
+        raise ConfigError("Descriptions of classes take class residuals alone (preset 'residuals').")
 
     def _classes_changed(self, before: list[str]) -> None:  # noqa: B027 (low-rank parameters belong to no class)
         """Follow a change of the classes, whose names were ``before``."""
@@ -314,6 +328,13 @@ class Classifier(ABC):
     def merged(self) -> torch.nn.Module:
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights."""
         return self.encoder.merged()
+
+    image_towers: ClassVar[int] = 1
+    """How many are asked about an image."""
+
+    def plain_towers(self) -> list[PlainTower]:
+        """Return models, so many, whose logits add up to those at the mean of the belief."""
+        return [PlainTower(self.merged(), self.class_weights(), untouched=not self.encoder.n)]
 
     # prediction
 
@@ -463,7 +484,7 @@ class Classifier(ABC):
 
     def check_labels(self, images: LabelledImages, progress: Progress = silent) -> LabelCheck:
         """Return which labels are probably wrong, of images of the classes that are set; learns nothing."""
-        raise ConfigError("Labels are checked by class residuals: leave the preset out, or give 'default'.")
+        raise ConfigError("Labels are checked by class residuals: leave the preset out, or give 'residuals'.")
 
     # calibration
 
@@ -499,7 +520,7 @@ class Classifier(ABC):
     def _calibrated(self) -> Calibration:
         if self.calibration is None:
             raise ConfigError(
-                "There is nothing to make sets by: fit the default preset with two or more images of a class, or call "
+                "There is nothing to make sets by: fit the preset 'residuals' or 'joint' with two or more images of a class, or call "
                 "calibrate with images that were not learned from (on the command line fit --calibrate). Learning on "
                 "takes a calibration away."
             )
