@@ -490,6 +490,8 @@ def test_one_view_of_each_class_has_no_metric():
         ({"prior_std": 0.0}, "prior_std must be positive"),
         ({"prior_std": math.nan}, "prior_std must be positive"),
         ({"gain_std": -1.0}, "gain_std must be positive"),
+        ({"generative": -1.0}, "generative must be finite"),
+        ({"generative": 1e300}, "generative 1e\\+300 cannot be computed with"),
         ({"gain_std": math.inf}, "gain_std must be positive"),
         ({"crops": -1}, "crops must be a whole number"),
         ({"crops": 2.5}, "crops must be a whole number"),

@@ -520,9 +520,9 @@ class Classifier(ABC):
     def _calibrated(self) -> Calibration:
         if self.calibration is None:
             raise ConfigError(
-                "There is nothing to make sets by: fit the preset 'residuals' or 'joint' with two or more images of a class, or call "
-                "calibrate with images that were not learned from (on the command line fit --calibrate). Learning on "
-                "takes a calibration away."
+                "There is nothing to make sets by: fit the preset 'residuals' or 'joint' with two or more images of a "
+                "class, or call calibrate with images that were not learned from (on the command line "
+                "fit --calibrate). Learning on takes a calibration away."
             )
         return self.calibration
 

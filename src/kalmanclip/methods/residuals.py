@@ -48,6 +48,9 @@ TYPICAL_GENERATIVE = 50.0
 """The centre of the search for ``generative``, and its value where no image can be spared: chosen on training images
 outside the shots, of a real CLIP."""
 
+MOST_GENERATIVE = 1e6
+"""Far beyond what the search can choose, and far from what overflows."""
+
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -89,6 +92,8 @@ class ClassResidualsConfig(CropConfig):
         for name, value in (("alpha", self.alpha), ("generative", self.generative)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be finite and not negative, not {value}.")
+        if self.generative is not None and self.generative > MOST_GENERATIVE:
+            raise ConfigError(f"generative {self.generative:g} cannot be computed with: give something like 50.")
         check_seed(self.seed)
 
     @property
@@ -359,7 +364,7 @@ class ResidualBelief:
             yield drawn if self.shift is None else drawn + self.shift
 
     def weights(self) -> Tensor:
-        """Return the classifier (C, d), the generative one added: its product with a feature, over tau, is the logit."""
+        """Return the classifier (C, d), with the generative one: its product with a feature, over tau, is the logit."""
         if self.belief is None:
             return self.T
         return self.belief.gain * self.T + self.residuals()
