@@ -408,7 +408,7 @@ def test_the_belief_survives_being_stored():
 
 
 STATE = ("root", "mean", "gram", "curvature", "strength", "gain", "gain_precision")
-STATE += ("covariance_scale", "count", "total", "within", "slope", "gain_slope")
+STATE += ("covariance_scale", "generative", "count", "total", "within", "slope", "gain_slope")
 
 
 @pytest.mark.parametrize("broken", [torch.zeros(2, 7), torch.zeros(5), torch.zeros(()), None])
@@ -421,12 +421,34 @@ def test_a_state_that_does_not_fit_is_refused(name, broken):
     if broken is not None and broken.shape == state[name].shape:
         return
     damaged = {key: value for key, value in state.items() if key != name}
+    if broken is None and name == "generative":
+        return  # older versions had none
     if broken is not None:
         damaged[name] = broken
     with pytest.raises(ConfigError, match="tensor"):
         ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(damaged, NAMES)
     with pytest.raises(ConfigError, match="mean"):
         ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(state, NAMES[:2])
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e300])
+def test_a_state_whose_generative_classifier_cannot_be_is_refused(value):
+    w = world()
+    state = learned(w.views([0, 1, 2]), [0, 1, 2], w.T).state_dict() | {"generative": torch.tensor(value).double()}
+    with pytest.raises(ConfigError, match="generative classifier counts"):
+        ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(state, NAMES)
+
+
+def test_a_state_of_an_older_version_has_no_generative_classifier():
+    w = world()
+    residuals = learned(w.views(FOUR_EACH), FOUR_EACH, w.T, ClassResidualsConfig(generative=0.0))
+    state = residuals.state_dict()
+    del state["generative"]
+    other = ResidualBelief(ClassResidualsConfig(alpha=0.0), SCALE)
+    other.load_state_dict(state, NAMES)
+    other.set_classes(NAMES, w.T)
+    f = w.views(FOUR_EACH)[:, 0]
+    assert torch.equal(other.logits(f), residuals.logits(f))
 
 
 # --- the metric

@@ -325,13 +325,16 @@ class ResidualBelief:
         """Take over what `state_dict` gave, about the classes of these names."""
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
-        check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
+        numbers = {"strength", "gain", "gain_precision", "covariance_scale"} | (state.keys() & {"generative"})
+        check_shapes(state, shapes | dict.fromkeys(numbers, ()))
         self.names, self.root = list(names), state["root"]
         tensors = ("gram", "curvature", "gain", "gain_precision")
         self.belief = SoftmaxBelief(state["mean"], float(state["strength"]), *(state[name] for name in tensors))
         self.statistics = ClassStatistics.from_state(state, C, d)
         self.covariance_scale = float(state["covariance_scale"])
         self.generative = float(state.get("generative", 0.0))  # adapters of older versions have none
+        if not 0 <= self.generative <= MOST_GENERATIVE:
+            raise ConfigError(f"its generative classifier counts {self.generative:g} times")
         self._shift()
 
     def logits(self, f: Tensor) -> Tensor:
