@@ -957,6 +957,11 @@ ELSEWHERE = [
                 "        others = trusted.clone()\n",
                 "test_an_image_is_predicted_by_the_others_alone",
             ),
+            "without the generative classifier": (
+                "            fold.generative = generative\n",
+                "            fold.generative = 0.0\n",
+                "test_an_image_is_predicted_by_the_others_alone",
+            ),
             "the least likely are left out": (
                 "wrong.argsort(descending=True,",
                 "wrong.argsort(descending=False,",
@@ -969,7 +974,7 @@ ELSEWHERE = [
         "tests/methods/test_class_residuals.py",
         {
             "the metric of a fold has seen what is held out": (
-                "whole.metric(ClassStatistics.of(fold.crops, fold.labels, len(whole.names)))",
+                "whole.metric(statistics)",
                 "whole.metric(ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
                 "torch.cat([fold.labels, fold.held_labels]), len(whole.names)))",
                 "test_the_choice_never_sees_an_image_that_is_held_out",
