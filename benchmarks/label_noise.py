@@ -22,7 +22,6 @@ shots, 20 % and seed 1, had been seen before the rule of how many images a round
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,9 @@ from kalmanclip.errors import DataError
 from kalmanclip.files import read_json
 from kalmanclip.methods import METHODS as METHOD_CLASSES
 from kalmanclip.methods import ClassResidualsConfig, make_method
-from kalmanclip.methods.residuals import TYPICAL_STD, Fold, FoldResiduals, ResidualBelief
+from kalmanclip.methods.residuals import Fold, FoldResiduals, ResidualBelief, choose_scales
 from kalmanclip.methods.suspects import every_part, predict_held_out
-from kalmanclip.prediction import SUSPECT, most_probable_scale
+from kalmanclip.prediction import SUSPECT
 
 _CROPS = {"crops": 5, "crop_scale": (0.3, 1.0), "centre_weight": 0.5}
 METHODS: dict[str, dict[str, Any]] = {
@@ -178,20 +177,21 @@ def planted(images: LabelledImages, rate: float, seed: int) -> LabelledImages:
 
 
 def plain_held_out(residuals: ResidualBelief, crops: Tensor, labels: Tensor) -> Tensor:
-    """Held-out probabilities (N, C) under the prior of largest held-out likelihood."""
+    """Held-out probabilities (N, C) under the options of largest held-out likelihood."""
     folds = []
     for held in every_part(labels, residuals.config.folds):
         kept = torch.ones_like(labels, dtype=torch.bool)
         kept[held] = False
         fold = Fold(crops[kept], labels[kept], crops[held], labels[held], residuals.T)
         folds.append((held, FoldResiduals(residuals, fold)))
-    std = most_probable_scale(
-        lambda std: sum(fold.log_likelihood(std) for _, fold in folds),
-        TYPICAL_STD,
-        factor=math.sqrt(2),
-        spread=2.0,
-        reach=12,
-    )
+
+    def score(std: float, generative: float) -> float:
+        for _, fold in folds:
+            fold.generative = generative
+        return sum(fold.log_likelihood(std) for _, fold in folds)
+
+    std, generative = choose_scales(residuals.config, score)
+    score(std, generative)
     p = torch.empty(len(labels), len(residuals.T), dtype=crops.dtype)
     for held, fold in folds:
         p[held] = fold.probabilities(std)

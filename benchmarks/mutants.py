@@ -756,7 +756,11 @@ PREDICTION = [
         "prediction/ood.py",
         "tests/prediction/test_ood.py",
         {
-            "what is familiar counts, too": ("far.clamp_min(0)", "far", "test_the_score_is_its_definition"),
+            "what is no near stranger makes up for what is a far one": (
+                "F.softplus(near) + FAR",
+                "near + FAR",
+                "test_neither_part_makes_up_for_the_other",
+            ),
             "deviations from zero": (
                 "(values - reference.mean()) / reference.std()",
                 "values / reference.std()",
@@ -1141,6 +1145,11 @@ ELSEWHERE = [
             "an image is predicted by itself": (
                 "        others = trusted.clone()\n        others[held] = False\n",
                 "        others = trusted.clone()\n",
+                "test_an_image_is_predicted_by_the_others_alone",
+            ),
+            "without the generative classifier": (
+                "            fold.generative = generative\n",
+                "            fold.generative = 0.0\n",
                 "test_an_image_is_predicted_by_the_others_alone",
             ),
             "the least likely are left out": (

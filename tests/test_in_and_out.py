@@ -3,6 +3,7 @@
 import inspect
 import io
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -129,7 +130,12 @@ def test_predictions_become_frames(fitted, shapes, noise):
     frame = fitted.predict_frame(files, probabilities=True)
     assert list(frame.index) == [str(file) for file in files]
     assert list(frame["class"]) == list(full.answers)
-    np.testing.assert_array_equal(frame["probability"], full.confidence)
+    flagged = frame["is_ood"].to_numpy()
+    assert 0 < flagged.sum() < len(files)
+    np.testing.assert_array_equal(frame["probability"][~flagged], full.confidence[~flagged])
+    assert frame["probability"][flagged].isna().all()  # one answer: no class, and so no probability of one
+    assert [not names for names in replace(full, sets=[["circle"]] * len(files)).to_frame()["set"]] == flagged.tolist()
+    assert "nan" not in full._repr_html_().lower()
     np.testing.assert_array_equal(frame[[f"p({name})" for name in NAMES]], full.probabilities)
     np.testing.assert_array_equal(frame["class"] == NONE_OF_THESE, frame["is_ood"])
     assert list(fitted.predict_full(files[:0]).to_frame().columns) == ["class", "probability", "epistemic", "aleatoric"]

@@ -37,6 +37,7 @@ def test_what_is_loaded_needs_versions_that_do_not_execute_it(project):
     floors = dict(requirement.split(">=") for requirement in project["project"]["dependencies"])
     assert tuple(map(int, floors["torch"].split("."))) >= (2, 6)  # CVE-2025-32434: weights_only did not hold
     assert tuple(map(int, floors["pillow"].split("."))) >= (12, 3)
+    assert tuple(map(int, floors["filelock"].split("."))) >= (3, 20, 3)  # CVE-2025-68146, CVE-2026-22701: links
 
 
 def test_the_notice_names_files_that_are_there():

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import os
 import shutil
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.error import URLError
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 
 from kalmanclip import KalmanCLIP, network
 from kalmanclip.cli import app
+from kalmanclip.cli.console import say_csv
 from kalmanclip.data.lists import read_list
 from kalmanclip.encoders import load_backbone
 from kalmanclip.errors import AdapterError, ConfigError, DataError, KalmanClipError, ModelError
@@ -378,3 +381,22 @@ def test_a_network_that_never_answers(monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", wait)
     assert not network.reachable("http://127.0.0.1", patience=0.05)
     done.set()
+
+
+def test_without_a_network_nothing_else_is_said_in_python(monkeypatch, caplog):
+    """open_clip logs what the error says again."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("open_clip.create_model_and_transforms", lambda *_, **__: logging.error("no file") or 1 / 0)
+    level = logging.getLogger().level
+    with pytest.raises(ModelError):
+        load_backbone("RN50:openai")
+    assert caplog.records == []
+    assert logging.getLogger().level == level
+
+
+@pytest.mark.parametrize("screen", [True, False])
+def test_tables_for_programs_are_escaped_on_a_screen_alone(monkeypatch, capsys, screen):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: screen)
+    say_csv([{"image": "a\x1b[2J", "p": 0.5}], ["image", "p"])
+    shown = "\\x1b" if screen else "\x1b"
+    assert capsys.readouterr().out == f"image,p\na{shown}[2J,0.5\n"

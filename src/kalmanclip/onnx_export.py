@@ -47,30 +47,32 @@ class ImageClassifier(nn.Module):
 
     def __init__(self, method: Classifier) -> None:
         super().__init__()
-        parts = method.plain_parts()
-        self.models = nn.ModuleList(model.cpu().float().eval().requires_grad_(False) for model, _ in parts)
+        towers = method.plain_towers()
+        self.models = nn.ModuleList(tower.model.cpu().float().eval().requires_grad_(False) for tower in towers)
         self.scale = method.backbone.logit_scale
         self.mean, self.std = _normalization(method.backbone)
-        self.weights = [weights.cpu().float() for _, weights in parts]
-        self.ood_score = _ood_score(method, frozen=len(parts) > 1 or not method.encoder.n)
+        self.weights = [tower.weights.float() for tower in towers]
+        self.ood_score = _ood_score(method) if towers[0].untouched else None
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities (N, C), and an out-of-distribution score (N,) if there is one, of bytes (N, h, w, 3)."""
         x = (pixels.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std
-        models: Any = self.models
-        embeddings = [F.normalize(model.encode_image(x), dim=-1) for model in models]
-        logits = [self.scale * f @ W.mT for f, W in zip(embeddings, self.weights, strict=True)]
-        probabilities = sum(logits[1:], start=logits[0]).softmax(dim=-1)
-        return (probabilities,) if self.ood_score is None else (probabilities, self.ood_score(embeddings[0]))
+        features: list[Tensor] = [F.normalize(model.encode_image(x), dim=-1) for model in self._encoders()]
+        logits = sum(self.scale * f @ W.mT for f, W in zip(features, self.weights, strict=True))
+        probabilities = torch.as_tensor(logits).softmax(dim=-1)
+        return (probabilities,) if self.ood_score is None else (probabilities, self.ood_score(features[0]))
+
+    def _encoders(self) -> list[Any]:
+        return list(self.models)
 
 
-def _ood_score(method: Classifier, frozen: bool) -> Callable[[Tensor], Tensor] | None:
+def _ood_score(method: Classifier) -> Callable[[Tensor], Tensor] | None:
     """Return what turns unit-length features (N, d) into scores (N,); None: the graph can have no such score.
 
-    The score is about frozen features, which a graph of adapted towers alone does not have. All that an exported graph
-    knows about it is here: whatever its formula, its operations are recorded.
+    It is about frozen features. All that an exported graph knows about it is here: whatever its formula, its operations
+    are recorded.
     """
-    if method.ood is None or not frozen:
+    if method.ood is None:
         return None
     parts = {field.name: getattr(method.ood, field.name) for field in fields(method.ood)}
     on_cpu: dict[str, Any] = {name: part.cpu() for name, part in parts.items() if isinstance(part, Tensor)}

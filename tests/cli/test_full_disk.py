@@ -34,6 +34,10 @@ def test_what_was_learned_is_kept_elsewhere(photos, tmp_path, monkeypatch):
     assert f"no space. What was learned is kept in {kept}" in said
     assert KalmanCLIP.load(kept).class_names_ == ["circle", "square"]
     assert not output.exists()
+    said = call("update", kept, photos, "-o", output, code=AdapterError.exit_code).stderr
+    (updated,) = set((tmp_path / "tmp").iterdir()) - {kept}
+    assert f"What was learned is kept in {updated}" in said
+    assert KalmanCLIP.load(updated).method_.residuals.statistics.count.tolist() == [4, 4]
 
 
 def test_a_full_disk_is_no_fault_of_the_program(photos, tmp_path, monkeypatch):

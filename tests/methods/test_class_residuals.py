@@ -14,7 +14,14 @@ from kalmanclip.encoders import DualEncoder, FeatureCache
 from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
-from kalmanclip.methods.residuals import TYPICAL_STD, ResidualBelief, held_out_parts
+from kalmanclip.methods.residuals import (
+    TYPICAL_GENERATIVE,
+    TYPICAL_STD,
+    Fold,
+    FoldResiduals,
+    ResidualBelief,
+    held_out_parts,
+)
 from kalmanclip.methods.statistics import ClassStatistics
 
 WIDTH, SCALE = 12, 30.0
@@ -64,6 +71,7 @@ def loss(residuals, views, labels):
 
 
 FOUR_EACH = [0, 1, 2] * 4
+FOUR = torch.tensor(FOUR_EACH)
 
 
 def text_alone(T):
@@ -105,12 +113,12 @@ def test_the_weight_of_an_image_does_not_depend_on_its_crops():
 
 
 def test_the_whole_weight_can_be_the_centre_crops():
-    w, config = world(), ClassResidualsConfig(prior_std=0.1, generative=20.0, centre_weight=1.0)
+    w = world()
     views = w.views(FOUR_EACH)
-    a = learned(views, FOUR_EACH, w.T, config)
+    a = learned(views, FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.1, generative=5.0, centre_weight=1.0))
     other = views.clone()
     other[:, 1:] = other[:, 1:].roll(3, dims=0)  # the crops stay in their class, for the metric, not with their images
-    b = learned(other, FOUR_EACH, w.T, config)
+    b = learned(other, FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.1, generative=5.0, centre_weight=1.0))
     torch.testing.assert_close(a.weights(), b.weights())
 
 
@@ -137,13 +145,14 @@ def test_held_out_images_are_predicted_from_the_others():
     """Held out one by one with a given prior: the same mean log-probability."""
     w, labels = world(1), FOUR_EACH
     views = w.views(labels, 0)
-    residuals = learned(views, labels, w.T, ClassResidualsConfig(crops=0, folds=4, generative=0.0))
-    std, config = residuals.prior_std, ClassResidualsConfig(crops=0, prior_std=residuals.prior_std, generative=0.0)
+    given = ClassResidualsConfig(crops=0, folds=4, generative=1.0)
+    residuals = learned(views, labels, w.T, given)
+    std = residuals.prior_std
     total = 0.0
     for part in range(4):
         held = [i for i in range(12) if i // 3 == part]
         kept = [i for i in range(12) if i // 3 != part]
-        others = learned(views[kept], [labels[i] for i in kept], w.T, config)
+        others = learned(views[kept], [labels[i] for i in kept], w.T, dataclasses.replace(given, prior_std=std))
         total -= loss(others, views[held], [labels[i] for i in held]) * len(held)
     scores = residuals.held_out_log_likelihood
     found = scores[min(scores, key=lambda known: abs(known - std))]
@@ -154,14 +163,14 @@ def test_held_out_images_are_predicted_from_the_others():
 def test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops():
     w, labels = world(1), [0, 1, 2] * 3
     views = w.views(labels, 2)
-    residuals = learned(views, labels, w.T, ClassResidualsConfig(crops=2, folds=3, prior_std=0.1, alpha=0.0))
+    config = ClassResidualsConfig(crops=2, folds=3, prior_std=0.1, generative=1.0, alpha=0.0)
+    residuals = learned(views, labels, w.T, config)
     logits, found, folds, weights = residuals.held_out
     assert folds.tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert found.tolist() == labels  # part by part, as they lie here
     for part in range(3):
         held, kept = ([i for i in range(9) if (i // 3 == part) is wanted] for wanted in (True, False))
-        given = ClassResidualsConfig(crops=2, prior_std=0.1, alpha=0.0, generative=residuals.generative)
-        others = learned(views[kept], labels[:6], w.T, given)
+        others = learned(views[kept], labels[:6], w.T, config)
         said, expected = (a.softmax(dim=1) for a in (logits[held], others.logits(views[held][:, 0])))
         torch.testing.assert_close(said, expected, atol=2e-3, rtol=0)
         torch.testing.assert_close(residuals.scale * views[held][:, 0] @ weights[part].mT, logits[held])
@@ -291,15 +300,67 @@ def test_what_is_known_stays_with_the_name():
     torch.testing.assert_close(residuals.weights()[1], residuals.belief.gain * w.T[1])  # what was dropped is forgotten
 
 
-def test_a_class_without_images_changes_nothing_for_the_others():
+def test_the_generative_classifier_is_of_the_classes_that_are_there():
     w = world(C=4)
-    residuals = learned(w.views([0, 1, 2] * 4), [0, 1, 2] * 4, w.T[:3])
+    residuals = learned(w.views([0, 1, 2] * 4), [0, 1, 2] * 4, w.T[:3], ClassResidualsConfig(generative=1.0))
     f = w.views([0, 1, 2, 3] * 3)[:, 0]
     before = residuals.logits(f)
-    assert residuals.generative > 0
     residuals.set_classes(["cedar", "elm", "ash", "birch"], w.T[[2, 3, 0, 1]])
-    torch.testing.assert_close(residuals.logits(f)[:, [2, 3, 0]], before)
-    torch.testing.assert_close(residuals.weights()[1], residuals.belief.gain * w.T[3])
+    torch.testing.assert_close(residuals.logits(f)[:, [0, 2, 3]], before[:, [2, 0, 1]])
+    assert torch.equal(residuals.shift[1], torch.zeros(WIDTH, dtype=torch.float64))  # nothing is known about it
+    residuals.set_classes(["cedar", "ash"], w.T[[2, 0]])
+    other = text_alone(w.T)
+    other.load_state_dict(residuals.state_dict(), residuals.names)
+    other.set_classes(residuals.names, w.T[[2, 0]])
+    assert torch.equal(other.logits(f), residuals.logits(f))  # and not of those before, after it was stored
+    torch.testing.assert_close(SCALE * residuals.shift, residuals.statistics.generative(residuals.root))
+
+
+def test_the_generative_classifier_is_gaussian_classes():
+    """Two log-densities with class means drawn to the mean of all, where images lie along that mean as it does."""
+    w = world()
+    images = ClassStatistics.of(w.views(FOUR_EACH), FOUR, 3)
+    root = images.metric()
+    g = images.total.sum(dim=0) / 12
+    means = [(total + 2 * g) / 6 for total in images.total]
+    f = w.views([0, 1, 2])[:, 0]
+    f = f - torch.outer(f @ g / (g @ g) - 1, g)
+    gaussian = [-0.5 * ((f - m) @ root).square().sum(dim=1) for m in means]
+    found = f @ images.generative(root).mT
+    torch.testing.assert_close(found[:, 0] - found[:, 1], gaussian[0] - gaussian[1])
+
+
+def test_how_much_of_the_generative_classifier_is_chosen_on_held_out_images():
+    """No other share that was within reach makes them more probable, by more than is unusual about it."""
+    w = world(3)
+    views = w.views(FOUR_EACH, noise=1.5)
+    chosen = learned(views, FOUR_EACH, w.T, ClassResidualsConfig(prior_std=0.1))
+    parts = [
+        FoldResiduals(chosen, Fold(views[kept], FOUR[kept], views[held], FOUR[held], w.T))
+        for kept, held in held_out_parts(FOUR, 4)
+    ]
+
+    def posterior(value):
+        for part in parts:
+            part.generative = value
+        steps = 2 * math.log2(value / TYPICAL_GENERATIVE)
+        return sum(part.log_likelihood(0.1) for part in parts) - steps**2 / 8
+
+    assert 1.9 * chosen.generative < TYPICAL_GENERATIVE  # images that lie far apart
+    for factor in (0.5, 2.0):
+        assert posterior(chosen.generative) > posterior(factor * chosen.generative)
+    assert learned(views[:3], [0, 1, 2], w.T).generative == TYPICAL_GENERATIVE
+    assert learned(views, FOUR_EACH, w.T, ClassResidualsConfig(generative=0.0)).shift is None
+
+
+def test_drawn_classifiers_have_the_generative_part():
+    w = world()
+    residuals = learned(w.views(FOUR_EACH), FOUR_EACH, w.T, ClassResidualsConfig(generative=5.0))
+    residuals.covariance_scale = 1e-12
+    (drawn,) = residuals.sampled([w.T], torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn, residuals.weights(), atol=1e-4, rtol=0)
+    residuals.learn(w.views(FOUR_EACH), torch.tensor(FOUR_EACH))  # what is learned later moves its means
+    torch.testing.assert_close(residuals.shift, 5 / SCALE * residuals.statistics.generative(residuals.root))
 
 
 def test_a_new_class_alone_does_not_swallow_the_old_ones():
@@ -348,7 +409,7 @@ def test_the_belief_survives_being_stored():
 
 
 STATE = ("root", "mean", "gram", "curvature", "strength", "gain", "gain_precision")
-STATE += ("covariance_scale", "count", "total", "within", "slope", "gain_slope")
+STATE += ("covariance_scale", "generative", "count", "total", "within", "slope", "gain_slope")
 
 
 @pytest.mark.parametrize("broken", [torch.zeros(2, 7), torch.zeros(5), torch.zeros(()), None])
@@ -361,12 +422,34 @@ def test_a_state_that_does_not_fit_is_refused(name, broken):
     if broken is not None and broken.shape == state[name].shape:
         return
     damaged = {key: value for key, value in state.items() if key != name}
+    if broken is None and name == "generative":
+        return  # older versions had none
     if broken is not None:
         damaged[name] = broken
     with pytest.raises(ConfigError, match="tensor"):
         ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(damaged, NAMES)
     with pytest.raises(ConfigError, match="mean"):
         ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(state, NAMES[:2])
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e300])
+def test_a_state_whose_generative_classifier_cannot_be_is_refused(value):
+    w = world()
+    state = learned(w.views([0, 1, 2]), [0, 1, 2], w.T).state_dict() | {"generative": torch.tensor(value).double()}
+    with pytest.raises(ConfigError, match="generative classifier counts"):
+        ResidualBelief(ClassResidualsConfig(), SCALE).load_state_dict(state, NAMES)
+
+
+def test_a_state_of_an_older_version_has_no_generative_classifier():
+    w = world()
+    residuals = learned(w.views(FOUR_EACH), FOUR_EACH, w.T, ClassResidualsConfig(generative=0.0))
+    state = residuals.state_dict()
+    del state["generative"]
+    other = ResidualBelief(ClassResidualsConfig(alpha=0.0), SCALE)
+    other.load_state_dict(state, NAMES)
+    other.set_classes(NAMES, w.T)
+    f = w.views(FOUR_EACH)[:, 0]
+    assert torch.equal(other.logits(f), residuals.logits(f))
 
 
 # --- the metric
@@ -428,6 +511,8 @@ def test_one_view_of_each_class_has_no_metric():
         ({"prior_std": 0.0}, "prior_std must be positive"),
         ({"prior_std": math.nan}, "prior_std must be positive"),
         ({"gain_std": -1.0}, "gain_std must be positive"),
+        ({"generative": -1.0}, "generative must be finite"),
+        ({"generative": 1e300}, "generative 1e\\+300 cannot be computed with"),
         ({"gain_std": math.inf}, "gain_std must be positive"),
         ({"crops": -1}, "crops must be a whole number"),
         ({"crops": 2.5}, "crops must be a whole number"),

@@ -15,7 +15,7 @@ C, V = 4, 3
 
 
 def prior(place, **options):
-    residuals = ResidualBelief(ClassResidualsConfig(crops=V, alpha=0.0, **options), SCALE)
+    residuals = ResidualBelief(ClassResidualsConfig(crops=V, alpha=0.0, **{"generative": 2.0, **options}), SCALE)
     residuals.set_classes([f"class {c}" for c in range(C)], place.T)
     return residuals
 
@@ -92,6 +92,17 @@ def test_the_prior_is_the_one_under_which_noisy_labels_are_most_probable():
         std = chosen.prior_std * factor
         (other,) = predict_held_out(prior(place, prior_std=std), crops, labels, rounds=1)
         assert other.noise.log_evidence < chosen.noise.log_evidence + 2  # the prior over the prior may weigh so much
+
+
+def test_how_much_of_the_generative_classifier_is_chosen_so_too():
+    place, crops, _, labels = planted(shots=8)
+    (chosen,) = predict_held_out(prior(place, prior_std=0.1, generative=None), crops, labels, rounds=1)
+    assert chosen.generative > 0
+    for factor in (0.25, 4.0):
+        value = factor * chosen.generative
+        (other,) = predict_held_out(prior(place, prior_std=0.1, generative=value), crops, labels, rounds=1)
+        assert other.generative == value
+        assert other.noise.log_evidence < chosen.noise.log_evidence + 8  # so much the prior over it may weigh
 
 
 def test_one_image_of_a_class_is_judged_by_the_texts_and_the_other_classes():

@@ -70,7 +70,7 @@ def naive_score(near, far, k):
         return far
     held_near = naive_held_out(naive_distance, k)
     z, u = ((x - held.mean()) / held.std() for x, held in ((near, held_near), (far, held_far)))
-    return z + FAR_WEIGHT * torch.where(u > 0, u, torch.zeros_like(u))
+    return (1 + z.exp()).log() + FAR_WEIGHT * (1 + u.exp()).log()
 
 
 COUNTS = [[3, 3, 3], [1, 1, 1, 1], [5, 1, 2], [5, 1, 1], [4, 0, 2], [6], [2, 1, 1]]
@@ -92,6 +92,17 @@ def test_held_out_scores_are_those_of_a_model_without_the_image(counts):
     far = naive_held_out(naive_unfamiliarity, k, k.texts)
     near = naive_held_out(naive_distance, k) if comparable(k) else None
     torch.testing.assert_close(k.held_out, naive_score(near, far, k))
+
+
+def test_neither_part_makes_up_for_the_other(monkeypatch):
+    """A picture far from all, but far out on the side of one class, is strange all the same."""
+    k = known([3, 3, 3])
+    near, far = (list(part) for part in zip(*((-20.0, 3.0), (0.0, 0.0), (3.0, -20.0)), strict=True))
+    monkeypatch.setattr("kalmanclip.prediction.ood._standardized", lambda values, reference: values)
+    pictures = type(k._held_out)(torch.tensor(near), torch.tensor(far))
+    far_stranger, usual, near_stranger = k._combined(pictures).tolist()
+    assert far_stranger > usual + 3
+    assert near_stranger > usual + 0.9
 
 
 def test_other_images_have_a_larger_score():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -182,3 +183,17 @@ def check_share(option: str, value: float | None) -> None:
     """Refuse what is not a share above 0 and below 1; None is not given."""
     if value is not None and not 0 < value < 1:
         raise ConfigError(f"--{option} is a share above 0 and below 1, not {value:g}.")
+
+
+def save_adapter(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
+    """Save what was learned; where that cannot be, keep it in a temporary folder that the error names."""
+    try:
+        clf.save(output, notes)
+    except AdapterError as problem:  # a full disk is no reason to lose the work
+        kept = Path(tempfile.mkdtemp(prefix="kalmanclip-fit-"))
+        try:
+            clf.save(kept, notes)
+        except AdapterError:
+            shutil.rmtree(kept, ignore_errors=True)
+            raise problem from None
+        raise AdapterError(f"{problem}. What was learned is kept in {kept}: move it to where there is room.") from None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kalmanclip.cli.arguments import Device, Json, Precision, check_device, check_share, naming_bad_images
-from kalmanclip.cli.console import bars, listing, note, percent, say, waiting
+from kalmanclip.cli.console import bars, listing, note, percent, say, say_csv, waiting
 from kalmanclip.cli.fit import read_source
 from kalmanclip.errors import ConfigError
 
@@ -77,9 +75,7 @@ def check(
     if as_json:
         typer.echo(json.dumps({"images": len(found.labels), "wrong": round(found.rate, 6), "suspects": rows}, indent=2))
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(_COLUMNS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        say_csv(rows, list(_COLUMNS))
     else:
         _show(rows, found, data)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import copy
+import csv
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,16 @@ def say(text: str | Text | Table = "", style: str | None = None) -> None:
         return
     for part in _parts(text, screen) if isinstance(text, Table) else [text]:
         screen.print(part, style=style)
+
+
+def say_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as CSV to stdout: names as they are for a program, and printable on a screen."""
+    if sys.stdout.isatty():
+        rows = [{key: printable(v) if isinstance(v, str) else v for key, v in row.items()} for row in rows]
+        columns = [printable(column) for column in columns]
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def _wrap(screen: Console, text: str, style: str | None = None) -> None:

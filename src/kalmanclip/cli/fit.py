@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 import time
 import warnings
 from contextlib import nullcontext
@@ -21,6 +19,7 @@ from kalmanclip.cli.arguments import (
     check_device,
     earlier_adapter,
     naming_bad_images,
+    save_adapter,
     writable_folder,
 )
 from kalmanclip.cli.command import INTERRUPTED
@@ -428,18 +427,8 @@ def _is_set_aside(calibration: Calibration | None) -> bool:
 
 
 def _save(clf: KalmanCLIP, output: Path, notes: dict[str, Any]) -> None:
-    if not first():
-        return
-    try:
-        clf.save(output, notes)
-    except AdapterError as problem:  # a full disk is no reason to lose the work
-        kept = Path(tempfile.mkdtemp(prefix="kalmanclip-fit-"))
-        try:
-            clf.save(kept, notes)
-        except AdapterError:
-            shutil.rmtree(kept, ignore_errors=True)
-            raise problem from None
-        raise AdapterError(f"{problem}. What was learned is kept in {kept}: move it to where there is room.") from None
+    if first():
+        save_adapter(clf, output, notes)
 
 
 def _summarise(clf: KalmanCLIP, images: int, data: str, output: Path, seconds: float) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +19,7 @@ from kalmanclip.cli.arguments import (
     naming_bad_images,
     unreadable,
 )
-from kalmanclip.cli.console import bars, listing, note, percent, say, shortened
+from kalmanclip.cli.console import bars, listing, note, percent, say, say_csv, shortened
 from kalmanclip.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -139,9 +137,7 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
             line |= {f"{name}_{rank}": value for name, value in shown.items()}
         flat.append(line)
     if flat:
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(flat[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+        say_csv(flat, list(flat[0]))
 
 
 def _print_table(rows: list[dict[str, Any]], uncertainty: bool, everything: bool, choices: int) -> None:

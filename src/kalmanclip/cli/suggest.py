@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kalmanclip.cli.arguments import Adapter, Device, Json, Precision, load, naming_bad_images
-from kalmanclip.cli.console import bars, command_line, listing, percent, say
+from kalmanclip.cli.console import bars, command_line, listing, percent, say, say_csv
 from kalmanclip.cli.console import suggest as suggest_commands
 from kalmanclip.errors import ConfigError
 
@@ -64,9 +62,7 @@ def suggest(
         accuracy = round(found.expected_accuracy, 6)
         typer.echo(json.dumps({"by": by, **summary, "expected_accuracy": accuracy, "suggestions": rows}, indent=2))
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, ["image", "class", "probability", "score"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        say_csv(rows, ["image", "class", "probability", "score"])
     else:
         table = listing("", "image", "guess so far", "probability", "score", right=("", "probability", "score"))
         for rank, row in enumerate(rows, start=1):

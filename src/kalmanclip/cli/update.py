@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kalmanclip.cli.arguments import Adapter, Device, earlier_adapter, load, naming_bad_images, writable_folder
+from kalmanclip.cli.arguments import (
+    Adapter,
+    Device,
+    earlier_adapter,
+    load,
+    naming_bad_images,
+    save_adapter,
+    writable_folder,
+)
 from kalmanclip.cli.console import bars, command_line, facts, note, percent, some, suggest
 from kalmanclip.cli.fit import read_source
 from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
@@ -63,7 +71,7 @@ def update(
             clf.partial_fit(images, epochs=epochs, progress=progress)
         for warning in said:
             note(str(warning.message))
-        clf.save(output or adapter, clf.notes_)
+        save_adapter(clf, output or adapter, clf.notes_)
     if calibrated and clf.calibration_ is None:
         note("Sets of classes are no longer calibrated: that was for what it knew before. See kalmanclip calibrate.")
     added = [name for name in clf.class_names_ if name not in before]
@@ -99,7 +107,7 @@ def calibrate(
                     f"{known} of {len(images)} images were learned from, and would promise too much. Give others."
                 )
             clf.calibrate(images, progress=progress)
-        clf.save(output or adapter, clf.notes_)
+        save_adapter(clf, output or adapter, clf.notes_)
     n = len(images)
     calibrated = f"{n} images, for sets with a coverage of up to {percent(n / (n + 1))}"
     facts([("calibrated on", calibrated), ("saved in", output or adapter)])

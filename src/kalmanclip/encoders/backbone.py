@@ -18,12 +18,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import logging
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,7 +195,7 @@ def _load(name: str, architecture: str, weights: str | None, device: str | torch
     read_config = architecture.startswith(("hf-hub:", "local-dir:"))  # what tokenizer it takes is read with the model
     tokenizer = None if read_config else _tokenizer(name, architecture)  # first: the smaller download
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _quiet():
             torch.manual_seed(0)  # for ':random'
             model, _, preprocess = open_clip.create_model_and_transforms(
                 architecture, pretrained=weights, device=device, **options
@@ -205,6 +206,18 @@ def _load(name: str, architecture: str, weights: str | None, device: str | torch
     _require_weights(name, architecture, weights)
     model.eval().requires_grad_(False)
     return Backbone(name, model, Preprocess(preprocess), tokenizer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have nothing logged by the root logger, where open_clip says what the error says again."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _in_precision(backbone: Backbone, precision: str) -> Backbone:

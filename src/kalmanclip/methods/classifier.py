@@ -57,6 +57,20 @@ class TrainingImages(NamedTuple):
     labels: list[int]
 
 
+class PlainTower(NamedTuple):
+    """An ordinary model with class weights: the products of its unit-length features with them are logits times tau.
+
+    Attributes:
+        model: all that was learned about its towers is in its weights.
+        weights: (C, d), on the CPU.
+        untouched: whether nothing was learned about its image tower.
+    """
+
+    model: torch.nn.Module
+    weights: Tensor
+    untouched: bool
+
+
 class State(NamedTuple):
     """All that a classifier has learned, for a file.
 
@@ -315,12 +329,9 @@ class Classifier(ABC):
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights."""
         return self.encoder.merged()
 
-    def plain_parts(self) -> list[tuple[torch.nn.Module, Tensor]]:
-        """Return plain models, with class weights (C, d) for each: the sum over all of their products are the logits.
-
-        The first is the one whose embeddings the out-of-distribution score is about, if it is the untouched one.
-        """
-        return [(self.merged(), self.class_weights())]
+    def plain_towers(self) -> list[PlainTower]:
+        """Return models, so many, whose logits add up to those at the mean of the belief."""
+        return [PlainTower(self.merged(), self.class_weights(), untouched=not self.encoder.n)]
 
     # prediction
 
@@ -470,7 +481,7 @@ class Classifier(ABC):
 
     def check_labels(self, images: LabelledImages, progress: Progress = silent) -> LabelCheck:
         """Return which labels are probably wrong, of images of the classes that are set; learns nothing."""
-        raise ConfigError("Labels are checked by class residuals: choose the preset 'residuals'.")
+        raise ConfigError("Labels are checked by class residuals: leave the preset out, or give 'residuals'.")
 
     # calibration
 
@@ -506,9 +517,9 @@ class Classifier(ABC):
     def _calibrated(self) -> Calibration:
         if self.calibration is None:
             raise ConfigError(
-                "There is nothing to make sets by: fit class residuals (preset 'residuals' or 'joint') with two or "
-                "more images of a class, or call calibrate with images that were not learned from (on the command "
-                "line fit --calibrate). Learning on takes a calibration away."
+                "There is nothing to make sets by: fit the preset 'residuals' or 'joint' with two or more images of a "
+                "class, or call calibrate with images that were not learned from (on the command line "
+                "fit --calibrate). Learning on takes a calibration away."
             )
         return self.calibration
 

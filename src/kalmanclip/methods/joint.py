@@ -32,7 +32,7 @@ from kalmanclip.config import check_whole
 from kalmanclip.data import LabelledImages
 from kalmanclip.data.embedding import Embedding
 from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
-from kalmanclip.encoders.features import Progress, activation_store, crop_features, fresh_crops
+from kalmanclip.encoders.features import Progress, activation_store, crop_features, fresh_crops, silent
 from kalmanclip.encoders.jacobian import image_rows
 from kalmanclip.encoders.low_rank import named_views
 from kalmanclip.encoders.preprocess import check_crop_scale
@@ -47,10 +47,11 @@ from kalmanclip.filtering import (
     restore_belief,
 )
 from kalmanclip.methods.base import Needs, check_positive, check_scale, labels_of
-from kalmanclip.methods.classifier import AfterEpoch, Classifier, State
+from kalmanclip.methods.class_residuals import ClassResiduals
+from kalmanclip.methods.classifier import AfterEpoch, Classifier, PlainTower, State
 from kalmanclip.methods.leave_one_out import LeaveOneOut
 from kalmanclip.methods.residuals import ClassResidualsConfig, HeldOut, ResidualBelief
-from kalmanclip.prediction import LogitGaussian
+from kalmanclip.prediction import JointLogits, LabelCheck, LogitGaussian
 
 SEEN = 0.5
 """Of embeddings that have been adapted to the images, the residuals' prior has so much of the width that was chosen on
@@ -368,12 +369,6 @@ class Joint(Classifier):
             "--format onnx), or fit with the preset 'residuals' or 'head'."
         )
 
-    def plain_parts(self) -> list[tuple[torch.nn.Module, Tensor]]:
-        """See `Classifier.plain_parts`: the untouched model, and the adapted one."""
-        own, other = self.shares
-        plain = DualEncoder(self.backbone).merged()
-        return [(plain, own * self.residuals.weights()), (self.merged(), other * self.adapted.weights())]
-
     def _scorer(self) -> Callable[[Activations], Tensor]:
         untouched, (own, other) = self._untouched(), self.shares
 
@@ -418,6 +413,28 @@ class Joint(Classifier):
             return scale * (frozen + other * adapted)
 
         return apply
+
+    joint = True
+
+    def joint_logits(self, activations: Activations) -> JointLogits:
+        """See `Classifier.joint_logits`; those of untouched embeddings, which stand for both: they err alike."""
+        return self.residuals.joint_logits(self._untouched().encode_images(activations))
+
+    def plain_towers(self) -> list[PlainTower]:
+        """See `Classifier.plain_towers`: the untouched tower and the adapted one."""
+        own, other = self.shares
+        untouched, adapted = own * self.residuals.weights(), other * self.adapted.weights()
+        return [
+            PlainTower(self._untouched().merged(), untouched.cpu(), untouched=True),
+            PlainTower(self.merged(), adapted.cpu(), untouched=False),
+        ]
+
+    def check_labels(self, images: LabelledImages, progress: Progress = silent) -> LabelCheck:
+        """See `Classifier.check_labels`; by class residuals of untouched embeddings, no tower is adapted."""
+        self._require_classes()
+        checker = ClassResiduals(self.backbone, self.config.residuals)
+        checker.set_classes(self.class_names, self.templates)
+        return checker.check_labels(images, progress)
 
     def _scale_covariance(self, factor: float) -> None:
         self.residuals.covariance_scale *= factor

@@ -86,8 +86,8 @@ PRESETS: dict[str, MethodConfig] = {
 - ``paper``: the paper's filter over low-rank parameters inside both towers, with a reading of its observation that
   learns: the probability of an image's text among those of the batch. All else is ``paper-literal``, but the prior.
 - ``paper-literal``: the paper to the letter, similarities of matched pairs with the target one. It stays at zero-shot.
-- ``paper-tuned``: ``paper`` as a real CLIP wants it: all blocks of both towers, thirty passes of fresh crops. For a GPU,
-  or patience; docs/results.md has how far it comes.
+- ``paper-tuned``: ``paper`` as a real CLIP wants it: all blocks of both towers, thirty passes of fresh crops. For a
+  GPU, or patience; docs/results.md has how far it comes.
 """
 
 

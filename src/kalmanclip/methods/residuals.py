@@ -48,6 +48,9 @@ TYPICAL_GENERATIVE = 50.0
 """The centre of the search for ``generative``, and its value where no image can be spared: chosen on training images
 outside the shots, of a real CLIP."""
 
+MOST_GENERATIVE = 1e6
+"""Far beyond what the search can choose, and far from what overflows."""
+
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -89,6 +92,8 @@ class ClassResidualsConfig(CropConfig):
         for name, value in (("alpha", self.alpha), ("generative", self.generative)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be finite and not negative, not {value}.")
+        if self.generative is not None and self.generative > MOST_GENERATIVE:
+            raise ConfigError(f"generative {self.generative:g} cannot be computed with: give something like 50.")
         check_seed(self.seed)
 
     @property
@@ -148,7 +153,8 @@ class ResidualBelief:
         generative: how much of the generative classifier is added to the logits.
         shift: what that adds to the class weights (C, d); None: nothing.
         spread: covariance (d, d) of the descriptions around the means of their classes; None: there are none.
-        held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen.
+        held_out_log_likelihood: the mean over held-out images by ``prior_std``, where it was chosen: without the
+            generative classifier, unless its share was given.
         covariance_scale: how much of the belief's covariance a prediction averages over, see
             `kalmanclip.prediction.temperature`.
         held_out: what was predicted for the images that were held out in turn; None where none were, or where more was
@@ -215,8 +221,7 @@ class ResidualBelief:
                 parts = held_out_parts(labels, self.config.folds)
                 folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
             held_out = [FoldResiduals(self, fold) for fold in folds]
-            std = self.config.prior_std or self._choose(held_out, tell)
-            self.generative = self._choose_generative(held_out, std)
+            std, self.generative = self._choose(held_out, tell)
             known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
             if known:
                 self.covariance_scale = fit_covariance_scale(
@@ -295,6 +300,7 @@ class ResidualBelief:
 
     def _shift(self) -> None:
         """Make the generative classifier of the images that are known."""
+        self.shift = None
         if self.generative and self.statistics is not None:
             self.shift = self.generative / self.scale * self.statistics.generative(self.root)
 
@@ -319,13 +325,16 @@ class ResidualBelief:
         """Take over what `state_dict` gave, about the classes of these names."""
         C, d = len(names), state["mean"].shape[-1] if "mean" in state and state["mean"].ndim else 0
         shapes = {"root": (d, d), "mean": (C, d), "gram": (d, d), "curvature": (C,)}
-        check_shapes(state, shapes | dict.fromkeys(("strength", "gain", "gain_precision", "covariance_scale"), ()))
+        numbers = {"strength", "gain", "gain_precision", "covariance_scale"} | (state.keys() & {"generative"})
+        check_shapes(state, shapes | dict.fromkeys(numbers, ()))
         self.names, self.root = list(names), state["root"]
         tensors = ("gram", "curvature", "gain", "gain_precision")
         self.belief = SoftmaxBelief(state["mean"], float(state["strength"]), *(state[name] for name in tensors))
         self.statistics = ClassStatistics.from_state(state, C, d)
         self.covariance_scale = float(state["covariance_scale"])
         self.generative = float(state.get("generative", 0.0))  # adapters of older versions have none
+        if not 0 <= self.generative <= MOST_GENERATIVE:
+            raise ConfigError(f"its generative classifier counts {self.generative:g} times")
         self._shift()
 
     def logits(self, f: Tensor) -> Tensor:
@@ -358,7 +367,7 @@ class ResidualBelief:
             yield drawn if self.shift is None else drawn + self.shift
 
     def weights(self) -> Tensor:
-        """Return the classifier ``gain T + D`` (C, d): its product with a feature, over tau, is the logit."""
+        """Return the classifier (C, d), with the generative one: its product with a feature, over tau, is the logit."""
         if self.belief is None:
             return self.T
         return self.belief.gain * self.T + self.residuals()
@@ -385,35 +394,52 @@ class ResidualBelief:
         x, text = f @ self.root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
-    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> float:
-        """Return the prior under which held-out images are most probable, itself less probable if unusual."""
+    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> tuple[float, float]:
+        """Return ``prior_std`` and ``generative``, of which all parts predict with the latter from now on."""
+        config = self.config
         if not held_out:
-            return TYPICAL_STD
+            return (
+                config.prior_std or TYPICAL_STD,
+                TYPICAL_GENERATIVE if config.generative is None else config.generative,
+            )
         count = sum(len(part.labels) for part in held_out)
+        found: dict[float, float] = {}
 
-        def score(std: float) -> float:
+        def score(std: float, generative: float) -> float:
+            for part in held_out:
+                part.generative = generative
             total = sum(part.log_likelihood(std) for part in held_out)
-            self.held_out_log_likelihood[std] = total / count
-            tell(len(self.held_out_log_likelihood), len(self.held_out_log_likelihood) + 1)
+            if std not in found:
+                found[std] = total / count
+                tell(len(found), len(found) + 1)
             return total
 
+        std, generative = choose_scales(config, score)
+        if config.prior_std is None:
+            self.held_out_log_likelihood = found
+        score(std, generative)
+        return std, generative
+
+
+def choose_scales(config: ClassResidualsConfig, score: Callable[[float, float], float]) -> tuple[float, float]:
+    """Return ``prior_std`` and ``generative``, each where it is not given the one of largest posterior probability.
+
+    Args:
+        config: the options.
+        score: the log-likelihood of held-out labels, in nats, under both. The first is chosen without the generative
+            classifier, unless how much of it there is is given; then the second.
+    """
+    std, generative = config.prior_std, config.generative
+    if std is None:
         # a variance four times larger or smaller, two steps, is no surprise
-        return most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
-
-    def _choose_generative(self, held_out: Sequence[FoldResiduals], std: float) -> float:
-        """Return how much of the generative classifier makes held-out images most probable, beside residuals."""
-        chosen = self.config.generative
-
-        def score(value: float) -> float:
-            for part in held_out:
-                part.generative = value
-            return sum(part.log_likelihood(std) for part in held_out)
-
-        if chosen is None:
-            around = TYPICAL_GENERATIVE
-            chosen = most_probable_scale(score, around, math.sqrt(2), spread=2.0, reach=8) if held_out else around
-        score(chosen)  # from now on all of them predict with it
-        return chosen
+        first = generative or 0.0
+        std = most_probable_scale(lambda std: score(std, first), TYPICAL_STD, math.sqrt(2), spread=2.0, reach=12)
+    if generative is None:
+        chosen = std
+        generative = most_probable_scale(
+            lambda value: score(chosen, value), TYPICAL_GENERATIVE, math.sqrt(2), spread=2.0, reach=8
+        )
+    return std, generative
 
 
 class FoldResiduals:

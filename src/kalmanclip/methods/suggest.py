@@ -151,7 +151,7 @@ def check_acquisition(method: Classifier, by: str, n: int) -> None:
         raise ConfigError("There is no belief yet: call fit first.")
     if by == "filter" and not method.joint:
         raise ConfigError(
-            "Choosing by 'filter' takes class residuals alone (preset 'residuals'). Choose by 'batchbald' instead."
+            "Choosing by 'filter' takes class residuals (preset 'residuals' or 'joint'). Choose by 'batchbald' instead."
         )
 
 

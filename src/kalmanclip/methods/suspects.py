@@ -2,22 +2,20 @@
 
 Each image is predicted by residuals learned from the others. Where the labels are noisy, so are those it is predicted
 by. Hence rounds: as many images as are expected to be wrong, the likeliest, are left out of the residuals and of the
-metric, and all are predicted again. The prior and the sharpness of the predictions are those under which the labels are
-most probable *as noisy labels* (`kalmanclip.prediction.label_noise`): by plain likelihood no prediction is sure enough
-to doubt a label.
+metric, and all are predicted again. The prior, the share of the generative classifier and the sharpness of the
+predictions are those under which the labels are most probable *as noisy labels* (`kalmanclip.prediction.label_noise`):
+by plain likelihood no prediction is sure enough to doubt a label.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kalmanclip.methods.residuals import TYPICAL_STD, Fold, FoldResiduals, ResidualBelief
-from kalmanclip.prediction import most_probable_scale
+from kalmanclip.methods.residuals import Fold, FoldResiduals, ResidualBelief, choose_scales
 from kalmanclip.prediction.label_noise import LabelNoise, sharpened
 
 ROUNDS = 3
@@ -32,11 +30,13 @@ class Predicted:
         probabilities: (N, C), averaged over the crops, then sharpened.
         noise: what that says about the labels.
         prior_std: under which they were predicted.
+        generative: how much of the generative classifier they were predicted with.
     """
 
     probabilities: Tensor
     noise: LabelNoise
     prior_std: float
+    generative: float
 
 
 def predict_held_out(
@@ -90,18 +90,17 @@ def _predict(residuals: ResidualBelief, crops: Tensor, labels: Tensor, trusted: 
         fold = Fold(crops[others], labels[others], crops[held], labels[held], residuals.T)
         folds.append(FoldResiduals(residuals, fold))
 
-    known: dict[float, tuple[Tensor, LabelNoise]] = {}
+    known: dict[tuple[float, float], tuple[Tensor, LabelNoise]] = {}
 
-    def score(std: float) -> float:
+    def score(std: float, generative: float) -> float:
         p = torch.empty(len(labels), len(residuals.T), dtype=crops.dtype, device=crops.device)
         for held, fold in zip(parts, folds, strict=True):
+            fold.generative = generative
             p[held] = fold.probabilities(std)
-        known[std] = sharpened(p, labels)
-        return known[std][1].log_evidence
+        known[std, generative] = sharpened(p, labels)
+        return known[std, generative][1].log_evidence
 
-    std = residuals.config.prior_std
-    if std is None:
-        std = most_probable_scale(score, TYPICAL_STD, factor=math.sqrt(2), spread=2.0, reach=12)
-    else:
-        score(std)
-    return Predicted(*known[std], std)
+    chosen = choose_scales(residuals.config, score)
+    if chosen not in known:  # both are given
+        score(*chosen)
+    return Predicted(*known[chosen], *chosen)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -25,14 +27,16 @@ def prediction_frame(
         probabilities: whether to add a column for each class, ``p(NAME)``.
 
     Returns:
-        ``class`` (or "none of these" where the image was flagged), ``probability`` of the most probable class,
-        ``epistemic`` and ``aleatoric`` nats, and what else the prediction has: ``ood_score``, ``is_ood``, ``set``.
+        ``class`` (or "none of these" where the image was flagged), its ``probability`` (not a number where flagged),
+        ``epistemic`` and ``aleatoric`` nats, and what else the prediction has: ``ood_score``, ``is_ood``, ``set``
+        (empty where flagged).
     """
     import pandas as pd  # later: a prediction alone needs no tables
 
+    flagged = np.zeros(len(prediction), dtype=bool) if prediction.is_ood is None else prediction.is_ood.numpy()
     columns: dict[str, Any] = {
         "class": prediction.answers,
-        "probability": prediction.confidence.numpy(),
+        "probability": np.where(flagged, np.nan, prediction.confidence.numpy()),
         "epistemic": prediction.epistemic.numpy(),
         "aleatoric": prediction.aleatoric.numpy(),
     }
@@ -41,7 +45,7 @@ def prediction_frame(
         if values is not None:
             columns[name] = values.numpy()
     if prediction.sets is not None:
-        columns["set"] = prediction.sets
+        columns["set"] = [[] if out else names for out, names in zip(flagged, prediction.sets, strict=True)]
     frame = pd.DataFrame(columns, index=None if images is None else pd.Index(images, name="image"))
     if probabilities:
         names = [f"p({name})" for name in prediction.class_names]
@@ -56,7 +60,7 @@ def prediction_html(prediction: Prediction) -> str:
     shown = prediction_frame(prediction).head(ROWS_SHOWN)
     more = len(prediction) - len(shown)
     formats = {"probability": "{:.1%}".format, "epistemic": "{:.3f}".format, "aleatoric": "{:.3f}".format}
-    table = shown.to_html(formatters={name: formats[name] for name in formats}, border=0, escape=True)
+    table = shown.to_html(formatters={name: formats[name] for name in formats}, border=0, escape=True, na_rep="")
     return f"<p>{len(prediction)} images, {len(prediction.class_names)} classes</p>{table}" + (
         f"<p>and {more} more: <code>to_frame()</code> has all.</p>" if more else ""
     )

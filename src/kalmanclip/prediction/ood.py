@@ -13,11 +13,12 @@ With few images ``m_c`` is uncertain, so it is shrunk towards ``g`` as if `SHRIN
 Or it may show *another class of the same kind*: a breed of dog beside other breeds. It is as familiar as they are, but
 nearer to the middle of all than to any class; that is the relative Mahalanobis distance. The score is
 
-    r  +  `FAR_WEIGHT` max(u, 0),
+    s(r)  +  `FAR_WEIGHT` s(u),        s(x) = log(1 + e^x),
 
 both distance ``r`` and unfamiliarity ``u`` in standard deviations from their means over the training images, each as if
-it had not been among them. Below the mean ``u`` is left out: there it is noise, to the question of a class. Without two
-images of each class on average nothing is known within classes, and the score is the unfamiliarity alone.
+it had not been among them. An image is strange if either is large. Neither makes up for the other: far below its mean
+it counts no more, as a faded picture may lie far out on the side of one class. Without two images of each class on
+average nothing is known within classes, and the score is the unfamiliarity alone.
 
 All of this is about frozen features: whatever else was learned, they have not seen the training images.
 
@@ -156,8 +157,8 @@ class OODDetector:
         reference = self._held_out
         if parts.near is None or reference.near is None:
             return parts.far
-        far = _standardized(parts.far, reference.far)
-        return _standardized(parts.near, reference.near) + FAR_WEIGHT * far.clamp_min(0)
+        near, far = _standardized(parts.near, reference.near), _standardized(parts.far, reference.far)
+        return F.softplus(near) + FAR_WEIGHT * F.softplus(far)
 
     @cached_property
     def _held_out(self) -> _Strangeness:
