@@ -14,6 +14,7 @@ import errno
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -40,6 +41,8 @@ from kalmanclip.prediction.conformal import KINDS
 FORMAT = "kalmanclip-adapter"
 VERSION = 3
 DESCRIPTION = "adapter.json"
+UNTOUCHED = "untouched"
+"""The folder of the untouched model, in an exported one that classifies by two."""
 _POSITIVE = ("strength", "gain_precision", "covariance_scale")  # tensors that are divided by, or rooted
 _ADVICE = "Fit again, or restore a copy of the folder."
 
@@ -307,13 +310,27 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
     Read back with ``open_clip.create_model_and_transforms("local-dir:FOLDER")``, or where the backbone is one of
     transformers with ``AutoModel.from_pretrained("FOLDER")``. The prompts and class names are in
     ``classes.json``, so that the classifier can be rebuilt. A licence of the backbone's weights goes along.
+
+    The preset 'joint' classifies by two models: the untouched one lies in the folder ``untouched`` within, with the
+    classifier of its features. The logits are the sum of both.
     """
     name = method.backbone.name
     if name.startswith(IN_MEMORY):
         raise AdapterError(f"The backbone {name!r} has no configuration to export: use merge() and class_weights().")
-    model: Any = method.merged()
+    (model, weight), *more = method.exported()
+    _export_part(Path(folder), method, model, weight)
+    if more:
+        _export_part(Path(folder) / UNTOUCHED, method, *more[0])
+    else:
+        shutil.rmtree(Path(folder) / UNTOUCHED, ignore_errors=True)  # of an earlier export
+    return Path(folder)
+
+
+def _export_part(folder: Path, method: Classifier, model: Any, weight: Tensor) -> None:
+    """Write a plain model and the classifier (C, d) of its features."""
+    name = method.backbone.name
     classes = {"class_names": list(method.class_names), "templates": list(method.templates)}
-    tensors, values = {"classifier": {"weight": method.class_weights()}}, {"classes": classes}
+    tensors, values = {"classifier": {"weight": weight}}, {"classes": classes}
     saved: list[Any] = []  # what writes files of its own
     if isinstance(model, TransformersCLIP):
         saved, last = [model.hf, model.processor], "config.json"
@@ -335,4 +352,3 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
             write_tensors(draft / f"{stem}.safetensors", state)
         for stem, value in values.items():
             write_json_atomic(draft / f"{stem}.json", value, AdapterError)
-    return Path(folder)

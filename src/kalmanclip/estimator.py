@@ -605,16 +605,24 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     def merge(self) -> torch.nn.Module:
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights.
 
-        Class residuals are not part of the towers; `class_weights` has them.
+        Class residuals are not part of the towers; `class_weights` has them. The preset 'joint' classifies by this
+        model and the untouched one; `export` writes both.
         """
         return self._fitted().merged()
 
     def class_weights(self) -> torch.Tensor:
-        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
+        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits.
+
+        The features are those of `merge`. With the preset 'joint' these logits are one of two parts; see `export`.
+        """
         return self._fitted().class_weights()
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
+        """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier.
+
+        The preset 'joint' classifies by two models: the untouched one lies in ``folder/untouched``, with its share of
+        the classifier; the logits are the sum of both.
+        """
         return export_model(check_path(folder, AdapterError), self._fitted())
 
     def export_onnx(self, folder: str | os.PathLike[str]) -> float:

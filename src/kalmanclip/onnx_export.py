@@ -47,27 +47,30 @@ class ImageClassifier(nn.Module):
 
     def __init__(self, method: Classifier) -> None:
         super().__init__()
-        self.model: Any = method.merged().cpu().float().eval().requires_grad_(False)
+        models, weights = zip(*method.exported(), strict=True)
+        self.models = nn.ModuleList(model.cpu().float().eval().requires_grad_(False) for model in models)
         self.scale = method.backbone.logit_scale
         self.mean, self.std = _normalization(method.backbone)
-        self.weights = method.class_weights().float()
+        self.weights = [each.float() for each in weights]
         self.ood_score = _ood_score(method)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities (N, C), and an out-of-distribution score (N,) if there is one, of bytes (N, h, w, 3)."""
         x = (pixels.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std
-        f = F.normalize(self.model.encode_image(x), dim=-1)
-        probabilities = (self.scale * f @ self.weights.mT).softmax(dim=-1)
-        return (probabilities,) if self.ood_score is None else (probabilities, self.ood_score(f))
+        models: Any = self.models
+        features = [F.normalize(model.encode_image(x), dim=-1) for model in models]
+        logits = [self.scale * f @ W.mT for f, W in zip(features, self.weights, strict=True)]
+        probabilities = sum(logits[1:], start=logits[0]).softmax(dim=-1)
+        return (probabilities,) if self.ood_score is None else (probabilities, self.ood_score(features[-1]))
 
 
 def _ood_score(method: Classifier) -> Callable[[Tensor], Tensor] | None:
     """Return what turns unit-length features (N, d) into scores (N,); None: the graph can have no such score.
 
-    The score is about frozen features, which the graph of adapted towers does not have. All that an exported graph
+    The score is about frozen features, which the graph has only if one of its towers is untouched. All that an exported graph
     knows about it is here: whatever its formula, its operations are recorded.
     """
-    if method.ood is None or method.encoder.n:
+    if method.ood is None or (method.encoder.n and len(method.exported()) == 1):
         return None
     parts = {field.name: getattr(method.ood, field.name) for field in fields(method.ood)}
     on_cpu: dict[str, Any] = {name: part.cpu() for name, part in parts.items() if isinstance(part, Tensor)}

@@ -315,6 +315,13 @@ class Classifier(ABC):
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights."""
         return self.encoder.merged()
 
+    def exported(self) -> list[tuple[torch.nn.Module, Tensor]]:
+        """Return plain models, each with a classifier (C, d) for its unit-length features.
+
+        The sum of their products, over tau, are the logits. Where there are several, the untouched model is the last.
+        """
+        return [(self.merged(), self.class_weights())]
+
     # prediction
 
     @abstractmethod

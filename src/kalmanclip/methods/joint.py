@@ -303,6 +303,12 @@ class Joint(Classifier):
         """Return the class weights of adapted embeddings: those that belong to the merged model."""
         return self.adapted.weights()
 
+    def exported(self) -> list[tuple[torch.nn.Module, Tensor]]:
+        """See `Classifier.exported`: the adapted model, and the untouched one."""
+        own, other = self.shares
+        untouched = (self._untouched().merged(), own * self.residuals.weights().cpu())
+        return [(self.merged(), other * self._weights().cpu()), untouched]
+
     def _scorer(self) -> Callable[[Activations], Tensor]:
         untouched, (own, other) = self._untouched(), self.shares
 
