@@ -67,8 +67,8 @@ class ImageClassifier(nn.Module):
 def _ood_score(method: Classifier) -> Callable[[Tensor], Tensor] | None:
     """Return what turns unit-length features (N, d) into scores (N,); None: the graph can have no such score.
 
-    The score is about frozen features, which the graph has only if one of its towers is untouched. All that an exported graph
-    knows about it is here: whatever its formula, its operations are recorded.
+    The score is about frozen features, which the graph has only if one of its towers is untouched. All that an exported
+    graph knows about it is here: whatever its formula, its operations are recorded.
     """
     if method.ood is None or (method.encoder.n and len(method.exported()) == 1):
         return None
