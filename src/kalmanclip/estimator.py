@@ -66,6 +66,7 @@ from kalmanclip.prediction import (
     Prediction,
     Threshold,
 )
+from kalmanclip.process import shares_processors
 from kalmanclip.progress import automatic
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self._set_state(method, list(class_names), getattr(self, "notes_", {}))
         return self
 
+    @shares_processors
     def fit(
         self,
         X: Images,
@@ -292,6 +294,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             method.calibrate(held, progress=progress)
         return self
 
+    @shares_processors
     def partial_fit(
         self,
         X: Images,
@@ -343,6 +346,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             raise
         return self
 
+    @shares_processors
     def calibrate(
         self, X: Images, y: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = automatic
     ) -> KalmanCLIP:
@@ -357,6 +361,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self._fitted().calibrate(self._known(X, y), kind, progress)
         return self
 
+    @shares_processors
     def check_labels(
         self,
         X: Images,
@@ -383,6 +388,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         method.set_classes(images.class_names, validate_templates(self.templates))
         return method.check_labels(images, progress)
 
+    @shares_processors
     def predict_full(
         self,
         X: Images,
@@ -436,6 +442,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         names = [os.fspath(x) if isinstance(x, (str, os.PathLike)) else image_identity(x) for x in sources]
         return self.predict_full(sources, **options).to_frame(names, probabilities)
 
+    @shares_processors
     def embed(self, X: Images, *, tuned: bool = True, progress: Progress = automatic) -> np.ndarray:
         """Return unit-length embeddings of images (N, d). Before `fit` they are the frozen CLIP's.
 
@@ -507,6 +514,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         found = self.predict_proba(test.sources, progress=progress).argmax(axis=1)
         return float(np.average(found == np.array(test.labels), weights=sample_weight))
 
+    @shares_processors
     def read_pool(self, X: Images, *, progress: Progress = automatic) -> ImagePool:
         """Return images to choose from with `suggest`, read once; it stays valid while the classifier learns."""
         return read_pool(self._fitted(), _sources(X), progress)
