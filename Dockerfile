@@ -10,7 +10,7 @@ FROM python:3.12-slim
 ARG PIP_FLAGS=""
 
 WORKDIR /build
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY src ./src
 RUN pip install --no-cache-dir ${PIP_FLAGS} ".[serve]"
 

@@ -21,14 +21,17 @@ def project():
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_the_wheel_says_both_licences_and_holds_their_texts(project):
+def test_the_wheel_says_all_licences_and_holds_their_texts(project):
     metadata = project["project"]
-    assert metadata["license"].split(" AND ") == ["Apache-2.0", NAME]
+    assert metadata["license"].split(" AND ") == ["Apache-2.0", NAME, "MIT"]
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in metadata["license-files"]}
     assert {"LICENSE", "NOTICE"} <= texts.keys()
     card = {name for name in texts if name.startswith("src/kalmanclip/models/tiny/")}
     assert {Path(name).name for name in card} == {"LICENSE.txt", "README.md"}
     assert all(NAME in text for name, text in texts.items() if name in card or name == "NOTICE")
+    pictures = ROOT / "src/kalmanclip/data/eurosat/LICENSE.txt"
+    assert texts[str(pictures.relative_to(ROOT))].startswith("MIT License")
+    assert {file.suffix for file in pictures.parent.rglob("*.*")} == {".jpg", ".md", ".txt"}
     (backend,) = project["build-system"]["requires"]
     assert backend == "hatchling>=1.27"  # older ones know neither expressions nor lists of files
 

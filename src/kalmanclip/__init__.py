@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kalmanclip.process import before_torch
+
 __version__ = "0.1.0"
 __all__ = ["KalmanCLIP", "KalmanConfig", "Prediction", "__version__"]
 
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
     from kalmanclip.methods import KalmanConfig
     from kalmanclip.prediction import Prediction
+
+before_torch()  # which reads the choice when it is imported
 
 _MODULES = {"KalmanCLIP": "estimator", "KalmanConfig": "methods", "Prediction": "prediction"}
 

@@ -14,6 +14,7 @@ import errno
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -33,13 +34,15 @@ from kalmanclip.errors import AdapterError, ConfigError, KalmanClipError
 from kalmanclip.files import check_path, read_json, sha256_of, update_folder, write_json_atomic
 from kalmanclip.filtering import Ranks
 from kalmanclip.methods import Classifier, find_method, make_classifier, method_name
-from kalmanclip.methods.classifier import State
+from kalmanclip.methods.classifier import PlainTower, State
 from kalmanclip.plugins import installed_only
 from kalmanclip.prediction.conformal import KINDS
 
 FORMAT = "kalmanclip-adapter"
 VERSION = 3
 DESCRIPTION = "adapter.json"
+UNTOUCHED = "untouched"
+"""The folder of the untouched model, in an exported one that classifies by two."""
 _POSITIVE = ("strength", "gain_precision", "covariance_scale")  # tensors that are divided by, or rooted
 _ADVICE = "Fit again, or restore a copy of the folder."
 
@@ -313,14 +316,26 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
     Read back with ``open_clip.create_model_and_transforms("local-dir:FOLDER")``, or where the backbone is one of
     transformers with ``AutoModel.from_pretrained("FOLDER")``. The prompts and class names are in
     ``classes.json``, so that the classifier can be rebuilt. A licence of the backbone's weights goes along.
+
+    The preset 'joint' classifies by two models: the untouched one lies in the folder ``untouched`` within, with the
+    classifier of its features. The logits are the sum of both.
     """
     name = method.backbone.name
     if name.startswith(IN_MEMORY):
         raise AdapterError(f"The backbone {name!r} has no configuration to export: use merge() and class_weights().")
-    weights = method.class_weights()  # first: not every classifier has them
-    model: Any = method.merged()
+    *before, own = method.plain_towers()
+    _export_tower(Path(folder), method, own)
+    shutil.rmtree(Path(folder) / UNTOUCHED, ignore_errors=True)  # of an earlier export
+    for tower in before:
+        _export_tower(Path(folder) / UNTOUCHED, method, tower)
+    return Path(folder)
+
+
+def _export_tower(folder: Path, method: Classifier, tower: PlainTower) -> None:
+    """Write a plain model and the classifier (C, d) of its features."""
+    name, model = method.backbone.name, tower.model
     classes = {"class_names": list(method.class_names), "templates": list(method.templates)}
-    tensors, values = {"classifier": {"weight": weights}}, {"classes": classes}
+    tensors, values = {"classifier": {"weight": tower.weights}}, {"classes": classes}
     saved: list[Any] = []  # what writes files of its own
     if isinstance(model, TransformersCLIP):
         saved, last = [model.hf, model.processor], "config.json"
@@ -342,4 +357,3 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
             write_tensors(draft / f"{stem}.safetensors", state)
         for stem, value in values.items():
             write_json_atomic(draft / f"{stem}.json", value, AdapterError)
-    return Path(folder)

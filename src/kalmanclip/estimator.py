@@ -65,6 +65,7 @@ from kalmanclip.prediction import (
     Prediction,
     Threshold,
 )
+from kalmanclip.process import shares_processors
 from kalmanclip.progress import automatic
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self._set_state(method, list(class_names), getattr(self, "notes_", {}))
         return self
 
+    @shares_processors
     def fit(
         self,
         X: Images,
@@ -292,6 +294,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             method.calibrate(held, progress=progress)
         return self
 
+    @shares_processors
     def partial_fit(
         self,
         X: Images,
@@ -342,6 +345,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             raise
         return self
 
+    @shares_processors
     def calibrate(
         self, X: Images, y: Iterable[Any] | None = None, *, kind: str = "lac", progress: Progress = automatic
     ) -> KalmanCLIP:
@@ -356,6 +360,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         self._fitted().calibrate(self._known(X, y), kind, progress)
         return self
 
+    @shares_processors
     def check_labels(
         self,
         X: Images,
@@ -382,6 +387,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         method.set_classes(images.class_names, validate_templates(self.templates))
         return method.check_labels(images, progress)
 
+    @shares_processors
     def predict_full(
         self,
         X: Images,
@@ -435,6 +441,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         names = [os.fspath(x) if isinstance(x, (str, os.PathLike)) else image_identity(x) for x in sources]
         return self.predict_full(sources, **options).to_frame(names, probabilities)
 
+    @shares_processors
     def embed(self, X: Images, *, tuned: bool = True, progress: Progress = automatic) -> np.ndarray:
         """Return unit-length embeddings of images (N, d). Before `fit` they are the frozen CLIP's.
 
@@ -506,6 +513,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
         found = self.predict_proba(test.sources, progress=progress).argmax(axis=1)
         return float(np.average(found == np.array(test.labels), weights=sample_weight))
 
+    @shares_processors
     def read_pool(self, X: Images, *, progress: Progress = automatic) -> ImagePool:
         """Return images to choose from with `suggest`, read once; it stays valid while the classifier learns."""
         return read_pool(self._fitted(), _sources(X), progress)
@@ -606,16 +614,24 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     def merge(self) -> torch.nn.Module:
         """Return a plain open_clip model with the mean of the low-rank parameters folded into its weights.
 
-        Class residuals are not part of the towers; `class_weights` has them.
+        Class residuals are not part of the towers; `class_weights` has them. The preset 'joint' classifies by this
+        model and the untouched one; `export` writes both.
         """
         return self._fitted().merged()
 
     def class_weights(self) -> torch.Tensor:
-        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits."""
+        """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits.
+
+        The features are those of `merge`. With the preset 'joint' these logits are one of two parts; see `export`.
+        """
         return self._fitted().class_weights()
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier."""
+        """Write the merged model as a folder that open_clip loads by itself (``local-dir:``), and the classifier.
+
+        The preset 'joint' classifies by two models: the untouched one lies in ``folder/untouched``, with its share of
+        the classifier; the logits are the sum of both.
+        """
         return export_model(check_path(folder, AdapterError), self._fitted())
 
     def export_onnx(self, folder: str | os.PathLike[str]) -> float:

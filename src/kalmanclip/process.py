@@ -11,13 +11,19 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 UNKNOWN_BYTES = 8 << 30
 """Taken for free where the system does not say."""
@@ -25,6 +31,7 @@ UNKNOWN_BYTES = 8 << 30
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")  # in a container: what this one may use, by version 2 of control groups
 _LOAD = Path("/proc/loadavg")
+_CHOSEN = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}  # by the user, or by us in time
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
@@ -36,8 +43,46 @@ def prepare_process() -> None:
 
 def choose_waiting(load: Path = _LOAD) -> None:
     """Let threads sleep unless this process has the machine to itself; leave alone what the user has chosen."""
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ) and not _alone(load):
+    if not _CHOSEN & set(os.environ) and not _alone(load):
         sleep_while_waiting()
+
+
+def before_torch() -> None:
+    """Choose how threads wait where torch is not imported yet; later the choice comes too late."""
+    if "torch" not in sys.modules:
+        choose_waiting()
+
+
+def shares_processors(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function use no more threads of torch than there are idle processors, where threads spin.
+
+    For Python, where torch may have been imported before anything could be chosen.
+    """
+
+    @functools.wraps(function)
+    def shared(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        import torch
+
+        before = torch.get_num_threads()
+        now = before if _CHOSEN & set(os.environ) else min(before, idle_processors())
+        if now == before:
+            return function(*args, **kwargs)
+        torch.set_num_threads(now)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_num_threads(before)
+
+    return shared
+
+
+def idle_processors(load: Path = _LOAD) -> int:
+    """Return how many processors nobody else wants now, this thread's own among them; all where nobody knows."""
+    processors = os.cpu_count() or 1
+    with suppress(AttributeError):  # macOS and Windows have no such thing
+        processors = len(os.sched_getaffinity(0))
+    running = _running(load)
+    return processors if running is None else max(1, processors - max(0, running - 1))
 
 
 def sleep_while_waiting() -> None:
@@ -47,11 +92,15 @@ def sleep_while_waiting() -> None:
 
 def _alone(load: Path) -> bool:
     """Return whether nothing else wants to run now, by a line such as ``0.20 0.18 0.12 1/80 11206``."""
+    running = _running(load)
+    return running is not None and running <= 1
+
+
+def _running(load: Path) -> int | None:
     try:
-        running = int(load.read_text().split()[3].partition("/")[0])
+        return int(load.read_text().split()[3].partition("/")[0])
     except (OSError, IndexError, ValueError):
-        return False
-    return running <= 1
+        return None
 
 
 def keep_freed_memory() -> bool:

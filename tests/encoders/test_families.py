@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import textwrap
 
 import numpy as np
 import open_clip
@@ -10,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch.func import functional_call, jacrev
 
 from kalmanclip import KalmanCLIP
@@ -209,6 +211,29 @@ def test_jacobian_equals_jacrev_and_the_merged_model_equals_the_adapted_one(back
         backbone.model.float()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_joint_preset_learns_and_is_saved_and_exported(backbone_of, family, tmp_path):
+    """Its logits are the sum of two classifiers', of adapted and of untouched embeddings."""
+    backbone = backbone_of(family)
+    clf = KalmanCLIP(backbone, preset="joint", options={"steps": 1, "low_rank.rank": 1, "crops": 1})
+    clf.fit(pictures(), LABELS)
+    probabilities = clf.predict_proba(pictures())
+    residuals = KalmanCLIP(backbone, preset="residuals", options={"crops": 1}).fit(pictures(), LABELS)
+    assert np.isfinite(probabilities).all()
+    assert np.abs(probabilities - residuals.predict_proba(pictures())).max() > 1e-6
+    again = KalmanCLIP.load(clf.save(tmp_path / "a"), model=backbone)
+    np.testing.assert_allclose(again.predict_proba(pictures()), probabilities, atol=1e-6)
+    clf.export(tmp_path / "plain")
+    logits = 0
+    for folder in (tmp_path / "plain", tmp_path / "plain" / "untouched"):
+        plain = load_backbone(str(folder) if family.startswith("transformers") else f"local-dir:{folder}")
+        with torch.no_grad():
+            x = torch.stack([backbone.preprocess(picture) for picture in pictures()])
+            f = torch.nn.functional.normalize(plain.model.encode_image(x), dim=-1)
+        logits = logits + plain.logit_scale * f @ load_file(folder / "classifier.safetensors")["weight"].T
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), probabilities, atol=1e-4)
+
+
 @pytest.mark.parametrize("preset", ["default", "head", "paper"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fit_predict_export(backbone_of, family, preset, tmp_path):
@@ -308,3 +333,19 @@ def test_export_on_the_command_line_of_a_transformers_model(backbone_of, tmp_pat
     for _ in range(2):  # what it wrote itself, it may replace
         export(tmp_path / "a", tmp_path / "plain")
         assert "AutoModel.from_pretrained" in capsys.readouterr().out
+
+
+def test_the_code_that_export_prints_for_two_models(backbone_of, tmp_path, monkeypatch, capsys):
+    clf = KalmanCLIP(backbone_of("custom blocks"), preset="joint", options={"steps": 1, "crops": 1})
+    clf.fit(pictures(), LABELS)
+    monkeypatch.setattr("kalmanclip.cli.export.load", lambda *_: clf)
+    export(tmp_path / "a", tmp_path / "plain")
+    said = capsys.readouterr().out.splitlines()
+    code = textwrap.dedent("\n".join(line for line in said if line.startswith("  ")))
+    pictures()[0].save(tmp_path / "new.png")
+    names = {}
+    exec(code.replace("new.jpg", str(tmp_path / "new.png")), names)
+    np.testing.assert_allclose(names["probabilities"].numpy(), clf.predict_proba(pictures()[:1]), atol=1e-4)
+    residuals = KalmanCLIP(clf.backbone_, preset="residuals", options={"crops": 1}).fit(pictures(), LABELS)
+    residuals.export(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "untouched").exists()  # what is there belongs together

@@ -35,6 +35,7 @@ def test_the_address_is_the_same_for_ever(make_run):
         {"model": "RN50:openai"},
         {"contamination": Contamination(0.1, seed=1)},
         {"shifts": {"sketch": "f" * 64}},
+        {"base_to_new": True},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -43,7 +44,7 @@ def test_whatever_changes_a_run_changes_its_address(make_run, change):
 
 
 def test_the_cases_above_cover_every_field(make_run):
-    assert sum(field.compare for field in dataclasses.fields(make_run())) == 9
+    assert sum(field.compare for field in dataclasses.fields(make_run())) == 10
 
 
 def test_names_are_no_part_of_a_run(make_run):

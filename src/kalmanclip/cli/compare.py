@@ -20,7 +20,7 @@ from kalmanclip.cli.arguments import (
 )
 from kalmanclip.cli.console import note, waiting
 from kalmanclip.cli.results import RunFilter
-from kalmanclip.cli.runs import RunOptions, print_report, run_planned
+from kalmanclip.cli.runs import RunOptions, print_plan, print_report, run_planned
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ kalmanclip compare --data oxford_pets,dtd --root ~/data --model ViT-B-16:openai 
 kalmanclip compare --data photos/ --methods kalman,gda --shots 1,2,4,8,16 --seeds 1,2,3 -o results/
 kalmanclip compare --data oxford_pets,dtd --model ViT-B-16:openai --ray auto --gpus-per-run 0.5 -o results/
 kalmanclip compare --data photos/ --shift drawings=sketches/ --contamination 0,0.1,0.5 -o results/
+kalmanclip compare --data photos/ --base-to-new --methods class_residuals,coop,zero_shot -o new_classes/
 kalmanclip compare --data photos/ --also results.jsonl -o more/
+kalmanclip compare --data photos/ --plan -o results/
 kalmanclip compare --report-only -o results/
 """
 
@@ -98,6 +100,13 @@ def compare(
         typer.Option(help="How strongly, 1 to 5, to choose from, separated by commas. Default: 1,2,3,4,5."),
     ] = None,
     contamination_seed: Annotated[int | None, typer.Option(help="Of that choice. Default: each run's seed.")] = None,
+    base_to_new: Annotated[
+        bool,
+        typer.Option(
+            "--base-to-new",
+            help="Learn the first half of the classes, and measure on these and on the other half, by its text.",
+        ),
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Where the named data sets lie. Default: $KALMANCLIP_DATA.")] = None,
     *,
     running: RunOptions,
@@ -109,6 +118,9 @@ def compare(
             "that --data (by name), --methods, --shots, --seeds and --model choose. A report of more runs is not "
             "replaced: the tables are then only printed.",
         ),
+    ] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Run nothing: say what would be run, and how long it would take.")
     ] = False,
     precision: Precision = None,
 ) -> None:
@@ -149,7 +161,10 @@ def compare(
     with waiting("Looking for data sets"):
         plan([], chosen, *numbers, backbone, options, levels)  # as are other mistakes
         sources = find_sources(split_specs(data), root, template, split_specs(shift), list(product(*numbers)))
-    runs = plan(sources, chosen, *numbers, backbone, options, levels)
+    runs = plan(sources, chosen, *numbers, backbone, options, levels, base_to_new)
+    if only_plan:
+        print_plan(runs, Store(output, earlier), running.workers)
+        return
     with writable_folder(output):
         records = run_planned(runs, sources, Store(output, earlier), model, running)
         with waiting("Drawing"):

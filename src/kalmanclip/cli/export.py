@@ -32,6 +32,7 @@ OURS = {
         *("open_clip_model.safetensors", "open_clip_config.json", "classes.json", "classifier.safetensors", "LICENSE*"),
         # transformers
         *("config.json", "model*.safetensors*", "*processor_config.json", "*token*", "vocab.*", "merges.txt"),
+        "untouched",  # the second model of the preset 'joint'
     ),
     Format.onnx: ("classifier.onnx", "classifier.onnx.data", "classifier.json", "LICENSE*"),
 }
@@ -58,6 +59,8 @@ def export(
     and with it the uncertainty.
     """
     refuse_foreign(output, ours=OURS[kind])
+    from kalmanclip.adapter import UNTOUCHED
+
     with writable_folder(output):
         clf = load(adapter, device)
         if kind is Format.onnx:
@@ -70,23 +73,38 @@ def export(
         say(f"Saved in {output} ({size_of(output)}). In Python, with transformers alone:")
         say(f"  AutoModel.from_pretrained({str(output)!r})", style="cyan")
         say("classifier.safetensors has one row of weights per class, in the order of classes.json.")
+        if (output / UNTOUCHED).is_dir():
+            say(f"The same is in {output / UNTOUCHED}; the logits are the sum of both.")
         _say_licence(clf, output)
         return
     say(f"Saved in {output} ({size_of(output)}). In Python, with open_clip alone:")
     say()
     name = f"local-dir:{output}"
-    for line in (
+    opening = [
         "import open_clip",
         "from PIL import Image, ImageOps",
         "from safetensors.torch import load_file",
         "",
+    ]
+    one = [
         f"model, _, preprocess = open_clip.create_model_and_transforms({name!r})",
         "model.eval().requires_grad_(False)",
         f"weight = load_file({str(output / 'classifier.safetensors')!r})['weight']  # one row per class",
         "photo = ImageOps.exif_transpose(Image.open('new.jpg'))  # upright",
         "features = model.encode_image(preprocess(photo).unsqueeze(0), normalize=True)",
         "probabilities = (model.logit_scale.exp() * features @ weight.T).softmax(dim=1)",
-    ):
+    ]
+    two = [
+        "logits = 0",
+        f"for folder in ({str(output)!r}, {str(output / UNTOUCHED)!r}):  # the adapted model, and the untouched one",
+        "    model, _, preprocess = open_clip.create_model_and_transforms(f'local-dir:{folder}')",
+        "    weight = load_file(f'{folder}/classifier.safetensors')['weight']  # one row per class",
+        "    photo = ImageOps.exif_transpose(Image.open('new.jpg'))  # upright",
+        "    features = model.eval().encode_image(preprocess(photo).unsqueeze(0), normalize=True).detach()",
+        "    logits = logits + model.logit_scale.exp().item() * features @ weight.T",
+        "probabilities = logits.softmax(dim=1)",
+    ]
+    for line in opening + (two if (output / UNTOUCHED).is_dir() else one):
         say(f"  {line}", style="cyan")
     say()
     say(

@@ -137,6 +137,34 @@ def run_planned(
         raise typer.Exit(INTERRUPTED) from None
 
 
+def print_plan(runs: Sequence[Run], store: Store, workers: int) -> None:
+    """Print what is to be done, method by method, and how long it will take."""
+    from kalmanclip.experiments.forecast import forecast, together
+
+    table = listing("method", "runs", "done", "to do takes about", right=("runs", "done", "to do takes about"))
+    parts = forecast(runs, store)
+    for label, part in parts.items():
+        table.add_row(Text(label), str(part.runs), str(part.runs - part.open), _duration(part.seconds))
+    say(table)
+    whole = together(parts.values())
+    say(f"{whole.runs} different runs, {whole.open} of them to do.")
+    if whole.open and whole.seconds is not None:
+        share = f" with {workers} workers, if they do not slow each other down" if workers > 1 else ""
+        say(f"About {_duration(whole.seconds / workers)}{share}, by the times of runs that are done.")
+    elif whole.open:
+        say("How long a method takes is known once it has done a run here.")
+
+
+def _duration(seconds: float | None) -> str:
+    """Return a time as people say it."""
+    if seconds is None:
+        return "?"
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _note_finished(runs: Sequence[Run], store: Store, retry: bool) -> None:
     from kalmanclip.experiments.store import remark_damaged
 

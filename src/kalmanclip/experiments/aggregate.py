@@ -187,7 +187,8 @@ def _places(record: Record, data: str) -> list[Place]:
     if spoilt and spoilt["seed"] != run["seed"]:
         damage.append(f"seed {spoilt['seed']}")
     common = (data, run["shots"], share_of(record), ", ".join(damage))
-    return [Place(*common, shift=shift) for shift in ("", *run.get("shifts", {}))]
+    measured = dict.fromkeys((*run.get("shifts", {}), *record.get("shifts", {})))
+    return [Place(*common, shift=shift) for shift in ("", *measured)]
 
 
 def _row_names(records: Sequence[Record]) -> list[str]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from kalmanclip.errors import DataError
 from kalmanclip.experiments.aggregate import Cell, Place, fill_cells, places_of, to_csv, to_frame
+from kalmanclip.experiments.base_to_new import HARMONIC, NEW
 from kalmanclip.experiments.figure import Picture, draw_lines
 from kalmanclip.experiments.render import Measure, Table, escape, escape_latex, title_of, to_latex, to_markdown
 from kalmanclip.experiments.store import Record, read_jsonl, write_jsonl
@@ -67,7 +68,11 @@ def make_tables(frame: pd.DataFrame) -> list[Table]:
     own = [place for place in places if not place.shift]
     clean = _columns([place for place in own if not place.share])
     tables = [make_table(measure.title, frame, clean, measure) for measure in MEASURES]
-    shifts = _columns([place for place in places if place.shift and not place.share], shifted=True)
+    moved = [place for place in places if place.shift and not place.share]
+    new = {NEW: "Accuracy in % on new classes", HARMONIC: "Harmonic mean of base and new accuracy in %"}
+    for name, title in new.items():
+        tables.append(make_table(title, frame, _columns([place for place in moved if place.shift == name])))
+    shifts = _columns([place for place in moved if place.shift not in new], shifted=True)
     tables.append(make_table("Accuracy in % under distribution shift", frame, shifts))
     if any(place.share for place in own):
         spoilt = _columns(own, conditions=True)

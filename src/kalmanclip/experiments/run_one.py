@@ -17,6 +17,7 @@ from kalmanclip.data import Splits, few_shot_task
 from kalmanclip.data.resolve import Shift
 from kalmanclip.encoders import Backbone, FeatureCache, load_backbone
 from kalmanclip.errors import KalmanClipError, NumericalError
+from kalmanclip.experiments.base_to_new import base_task, halves, measure_new, of_classes
 from kalmanclip.experiments.provenance import code_version, environment, redact, split_precision
 from kalmanclip.experiments.sources import Source
 from kalmanclip.experiments.spec import Run
@@ -94,6 +95,10 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
     task = few_shot_task(
         splits.train, splits.val, splits.test, run.shots, run.seed, run.templates, shot_lists=splits.shot_lists
     )
+    test, new = splits.test, None
+    if run.base_to_new:
+        task = base_task(task)
+        test, new = (of_classes(test, half) for half in halves(len(test.class_names)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)  # whatever a library draws behind a method's back must not depend on earlier runs
         start = time.perf_counter()
@@ -101,22 +106,27 @@ def _measure(run: Run, source: Source, backbone: Backbone, progress: Progress) -
         # what a method does not have it cannot choose on
         method.fit(replace(task, train=run.contamination.apply(task.train), test=None), progress)
         fitted = time.perf_counter()
-        logits = method.logits(splits.test.sources, progress)
+        logits = method.logits(test.sources, progress)
         scored = time.perf_counter()
         shifts = _shifts(source)
+        metrics = _metrics(logits, test.labels)
+        further = {}
+        if new is not None:
+            further = measure_new(method, new, run.templates, metrics["accuracy"], _metrics, progress)
         moved = {name: method.logits(s.images.sources, progress)[:, list(s.columns)] for name, s in shifts.items()}
     if not all(torch.isfinite(scores).all() for scores in (logits, *moved.values())):
         raise NumericalError(f"{run.method} gave scores that are not finite. Try other options.")
+    further |= {name: _metrics(moved[name], s.images.labels) for name, s in shifts.items()}
     return {
         "task": task.to_dict(),
         "images": {
             "train": len(task.train),
             "validation": len(task.validation or ()),
-            "test": len(splits.test),
+            "test": len(test),
             **({"shifts": {name: len(shift.images) for name, shift in shifts.items()}} if shifts else {}),
         },
-        "metrics": _metrics(logits, splits.test.labels),
-        **({"shifts": {name: _metrics(moved[name], s.images.labels) for name, s in shifts.items()}} if shifts else {}),
+        "metrics": metrics,
+        **({"shifts": further} if further else {}),
         "seconds": {"fit": fitted - start, "predict": scored - fitted},
         # without it nobody could tell what the seconds were spent on
         "served_by_cache": _served(backbone) - served,

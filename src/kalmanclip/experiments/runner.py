@@ -80,7 +80,7 @@ def run_all(
         device = "cuda" if gpus_per_run else "cpu"  # the nodes'; Ray shows each worker its own GPU alone
 
     def arguments(run: Run) -> Arguments:
-        return run, by_name[run.data], device, folder, model
+        return run, by_name[run.source], device, folder, model
 
     with Locks(store.folder) as locks:
         queue = _Queue(runs, store, locks, retry)

@@ -12,6 +12,7 @@ from kalmanclip.config import check_seed, check_whole, flatten, merge, to_dict
 from kalmanclip.data import LabelledImages
 from kalmanclip.data.corruptions import SEVERITIES, contaminate
 from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.base_to_new import MARK
 from kalmanclip.experiments.sources import Source
 from kalmanclip.methods import CONTROLS, METHODS, PRESETS, check_method, find_method, preset, with_options
 
@@ -56,6 +57,9 @@ class Contamination:
 
 CLEAN = Contamination()
 """All images as they are."""
+
+_UNUSUAL = ("contamination", "shifts", "base_to_new")
+"""What only some runs have."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class Run:
         model: the backbone's name.
         contamination: which of the training images are corrupted.
         shifts: the extra test sets: fingerprints by name.
+        base_to_new: whether the first half of the classes is learned, and either half measured (`base_to_new`).
         label: what tables call the method with these options. No result depends on it, so it is not part of the run:
             with another label a finished run stays finished.
         by_data: names of the options that its variant sets differently on other data sets; like the label for tables.
@@ -172,6 +177,7 @@ class Run:
     model: str
     contamination: Contamination = CLEAN
     shifts: Mapping[str, str] = field(default_factory=dict)
+    base_to_new: bool = False
     label: str = field(default="", compare=False)
     by_data: tuple[str, ...] = field(default=(), compare=False)
     study: str = field(default="", compare=False)
@@ -186,13 +192,18 @@ class Run:
         """
         plain = asdict(self) | {"templates": list(self.templates), "contamination": self.contamination.to_dict()}
         del plain["label"], plain["by_data"], plain["study"]
-        return {name: value for name, value in plain.items() if value or name not in ("contamination", "shifts")}
+        return {name: value for name, value in plain.items() if value or name not in _UNUSUAL}
 
     @property
     def names(self) -> dict[str, Any]:
         """What its record is called in tables: fields of the record that are not part of the address."""
         found = {"label": self.label, "by_data": list(self.by_data), "study": self.study}
         return {name: value for name, value in found.items() if value}
+
+    @property
+    def source(self) -> str:
+        """The name of the data set's source."""
+        return self.data.removesuffix(MARK) if self.base_to_new else self.data
 
     @property
     def address(self) -> str:
@@ -218,6 +229,7 @@ def plan(
     model: str,
     options: Mapping[str, Any] | None = None,
     contaminations: Iterable[Contamination] = (CLEAN,),
+    base_to_new: bool = False,
 ) -> list[Run]:
     """Return the runs of a comparison: every method on every draw of every data set, each once.
 
@@ -229,10 +241,13 @@ def plan(
         model: the backbone's name.
         options: by label, what differs from the method's defaults, also by data set.
         contaminations: of the training images; one without a seed takes each run's.
+        base_to_new: whether to learn the first half of the classes and measure either half.
     """
     methods, shots, seeds = _unique("method", methods), _unique("number of shots", shots), _unique("seed", seeds)
     levels = _unique("share of contamination", contaminations)
     variants = find_variants(methods, options)
+    if base_to_new and any(source.shifts for source in sources):
+        raise ConfigError("Base to new measures on new classes, and not on shifts: leave one of them out.")
     for k in shots:
         check_whole(1, **{"The number of shots": k})
     for seed in seeds:
@@ -248,7 +263,7 @@ def plan(
     }
     return [
         Run(
-            data=source.name,
+            data=source.name + MARK * base_to_new,
             fingerprint=source.fingerprint,
             templates=source.templates,
             method=variant.method,
@@ -258,6 +273,7 @@ def plan(
             model=model,
             contamination=level.seeded(seed),
             shifts={shift.name: shift.fingerprint for shift in source.shifts},
+            base_to_new=base_to_new,
             label=variant.label,
             by_data=variant.set_by_data,
         )

@@ -57,6 +57,7 @@ class _PlainRun(TypedDict):
 class _Run(_PlainRun, total=False):
     contamination: _Contamination
     shifts: dict[str, str]
+    base_to_new: bool
 
 
 class _Required(TypedDict):

@@ -365,8 +365,8 @@ class Joint(Classifier):
     def _weights(self) -> Tensor:
         raise ConfigError(
             "A classifier of the preset 'joint' reads every image twice, by the model as it was and by the adapted "
-            "one: no single model and its class weights are the same. Export it as ONNX (on the command line export "
-            "--format onnx), or fit with the preset 'residuals' or 'head'."
+            "one: no single model and its class weights are the same. Export it: both are written, or one ONNX "
+            "graph of both (on the command line export --format onnx)."
         )
 
     def _scorer(self) -> Callable[[Activations], Tensor]:

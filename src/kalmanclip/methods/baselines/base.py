@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kalmanclip.data import FewShotTask, ImageSource
+from kalmanclip.data import FewShotTask, ImageSource, class_prompts
 from kalmanclip.encoders import Backbone, DualEncoder
 from kalmanclip.encoders.features import Progress, crop_features, epoch_features, image_features, silent, text_weights
 from kalmanclip.encoders.preprocess import RandomCropConfig
@@ -132,7 +132,18 @@ class ZeroShotConfig:
     """There is nothing to choose."""
 
 
-class ZeroShot(FeatureMethod):
+class OpenVocabulary(FeatureMethod):
+    """A method whose parameters belong to no class: it classifies among any, by their texts."""
+
+    @torch.no_grad()
+    def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
+        """Name other classes than those that were learned from."""
+        prompts = [prompt for group in class_prompts(templates, class_names) for prompt in group]
+        texts = self.encoder.text.prefix(self.encoder.tokenize(prompts))
+        self.T = self.encoder.encode_texts(texts, len(templates))
+
+
+class ZeroShot(OpenVocabulary):
     """Zero-shot CLIP: logits ``f T^T / tau`` with ``T`` the prompts' embeddings."""
 
     Config = ZeroShotConfig

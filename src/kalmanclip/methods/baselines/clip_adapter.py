@@ -14,7 +14,7 @@ from kalmanclip.data import FewShotTask
 from kalmanclip.encoders.features import Progress
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import check_positive
-from kalmanclip.methods.baselines.base import FeatureMethod, hits, joint_loss
+from kalmanclip.methods.baselines.base import OpenVocabulary, hits, joint_loss
 from kalmanclip.methods.baselines.training import CoOpTrainingConfig, coop_epochs
 
 
@@ -41,7 +41,7 @@ class CLIPAdapterConfig(CoOpTrainingConfig):
                 raise ConfigError(f"ratio must lie in 0..1, not {ratio}.")
 
 
-class CLIPAdapter(FeatureMethod):
+class CLIPAdapter(OpenVocabulary):
     """Logits ``normalise(r g(f) + (1 - r) f) T^T / tau`` with ``g(f) = relu(U relu(D f))``.
 
     The published code adapts embeddings before they are normalised; as ``g`` is homogeneous and the blend is

@@ -16,7 +16,7 @@ from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import Progress, activation_store, fresh_crops, silent
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods.base import Needs
-from kalmanclip.methods.baselines.base import FeatureMethod
+from kalmanclip.methods.baselines.base import OpenVocabulary
 from kalmanclip.methods.baselines.training import IterationConfig, train
 
 
@@ -38,7 +38,7 @@ class CLIPLoRAConfig(IterationConfig):
             raise ConfigError(f"dropout must lie in [0, 1), not {self.dropout}.")
 
 
-class CLIPLoRA(FeatureMethod):
+class CLIPLoRA(OpenVocabulary):
     """Logits ``S_C / tau`` of the adapted towers, trained by cross-entropy over all class prompts.
 
     The same low-rank layers as the Kalman filter's, started as published; q, k and v have a dropout mask each.

@@ -21,7 +21,7 @@ from kalmanclip.encoders.features import Progress, fresh_crops, silent, text_wei
 from kalmanclip.encoders.towers import ImageEncoder, TextEncoder, plain_blocks, unit
 from kalmanclip.errors import ModelError
 from kalmanclip.methods.base import Needs
-from kalmanclip.methods.baselines.base import FeatureMethod
+from kalmanclip.methods.baselines.base import OpenVocabulary
 from kalmanclip.methods.baselines.training import IterationConfig, train
 
 
@@ -91,7 +91,7 @@ def _matrices(model: Any) -> Iterator[tuple[nn.Module, str, int]]:
             yield block.mlp.c_proj, "weight", 1
 
 
-class CLIPSVD(FeatureMethod):
+class CLIPSVD(OpenVocabulary):
     """Logits ``f T^T / tau`` of towers whose singular values were trained by cross-entropy over all class prompts.
 
     The backbone itself is never modified: `encoder` is that of a copy.

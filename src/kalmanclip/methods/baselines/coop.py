@@ -108,6 +108,11 @@ class CoOp(FeatureMethod):
         with torch.no_grad():
             self.W = prompts(self.context)
 
+    @torch.no_grad()
+    def set_classes(self, class_names: Sequence[str], templates: Sequence[str]) -> None:
+        """Name other classes, which get the same context."""
+        self.W = Prompts(self.backbone, class_names, self.config.context)(self.context)
+
     def score(self, f: Tensor) -> Tensor:
         """Turn features (N, d) into logits (N, C)."""
         return self.scale * f @ self.W.mT

@@ -19,7 +19,7 @@ from kalmanclip.encoders import Activations, DualEncoder, LowRankConfig
 from kalmanclip.encoders.features import ENCODE_BATCH, ActivationStore, Progress, activation_store, silent
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.methods.base import Needs, check_positive, labels_of
-from kalmanclip.methods.baselines.base import FeatureMethod, hits
+from kalmanclip.methods.baselines.base import OpenVocabulary, hits
 from kalmanclip.methods.baselines.training import Recipe, steps_of, train
 from kalmanclip.methods.kalman import KalmanConfig, pass_order
 from kalmanclip.methods.presets import preset
@@ -87,7 +87,7 @@ class FirstOrderConfig:
             )
 
 
-class FirstOrder(FeatureMethod):
+class FirstOrder(OpenVocabulary):
     """Logits ``S_C / tau`` of the adapted towers, whose parameters descend a loss of the filter's observation.
 
     Attributes:
