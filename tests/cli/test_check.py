@@ -100,7 +100,7 @@ def test_what_cannot_be_checked_is_refused(mixed, tmp_path):
         shutil.copy(mixed / "triangle" / "planted.png", tmp_path / name)
     captions.write_text("image,caption\na.png,one thing\nb.png,another thing\n")
     assert "no classes" in call("check", captions, code=ConfigError.exit_code).stderr
-    with pytest.raises(ConfigError, match="default"):
+    with pytest.raises(ConfigError, match="residuals"):
         KalmanCLIP(preset="head").check_labels(mixed)
     with pytest.raises(DataError, match="at least two"):
         KalmanCLIP().check_labels([min(mixed.rglob("*.png"))], ["cat"], class_names=["cat", "dog"])
