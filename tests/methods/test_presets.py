@@ -25,7 +25,7 @@ from kalmanclip.methods import (
     with_options,
 )
 
-LOW_RANK = ["head", "paper", "paper-literal", "towers"]
+LOW_RANK = ["head", "paper", "paper-literal", "paper-tuned"]
 METHODS = {
     **dict.fromkeys(("default", "residuals"), "class_residuals"),
     **dict.fromkeys(LOW_RANK, "kalman"),
