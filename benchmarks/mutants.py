@@ -1294,6 +1294,27 @@ ELSEWHERE = [
         },
     ),
     *_group(
+        "experiments/base_to_new.py",
+        "tests/experiments/test_base_to_new.py",
+        {
+            "the smaller half is learned": (
+                "middle = -(-classes // 2)",
+                "middle = classes // 2",
+                "test_the_first_half_is_learned_and_the_larger_one",
+            ),
+            "the arithmetic mean": (
+                '2 * base * new["accuracy"] / both',
+                "both / 2",
+                "test_each_half_is_measured_among_its_own_classes",
+            ),
+            "labels of all classes": (
+                "images.labels[i] - classes.start for i",
+                "images.labels[i] - classes.start * 0 for i",
+                "test_the_base_images_are_those_of_the_whole_draw",
+            ),
+        },
+    ),
+    *_group(
         "prediction/frames.py",
         "tests/test_in_and_out.py",
         {

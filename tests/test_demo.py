@@ -29,7 +29,8 @@ def test_it_beats_zero_shot_clearly(result):
 def test_it_leaves_an_adapter_and_test_images(result):
     out, _ = result
     assert (out / "eurosat.adapter" / "adapter.json").is_file()
-    assert [len(list(folder.iterdir())) for folder in (out / "test").iterdir()] == [6] * 10
+    for name, count in (("train", 16), ("test", 6)):
+        assert [len(list(folder.iterdir())) for folder in (out / name).iterdir()] == [count] * 10
 
 
 def test_its_page_needs_nothing_else(result):

@@ -43,7 +43,7 @@ kalmanclip demo --out somewhere/else --seed 1 --no-open
 """
 
 TEMPLATE = "a centered satellite photo of {}."
-ADAPTER, PAGE, TEST, UNKNOWN = "eurosat.adapter", "index.html", "test", "flower.jpg"
+ADAPTER, PAGE, TRAIN, TEST, UNKNOWN = "eurosat.adapter", "index.html", "train", "test", "flower.jpg"
 
 
 def demo(
@@ -140,14 +140,16 @@ def run(out: Path, seed: int = 0, tests: int | None = None) -> tuple[float, floa
     say(f"{out / UNKNOWN}, a flower: {flagged}. Of the test pictures, {percent(mistaken)} are called so by mistake.")
 
     clf.save(out / ADAPTER)
-    shutil.rmtree(out / TEST, ignore_errors=True)  # of an earlier run
-    for source in test.sources:
-        target = out / TEST / Path(str(source)).parent.name / Path(str(source)).name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(str(source), target)
+    for name, images in ((TRAIN, train), (TEST, test)):
+        shutil.rmtree(out / name, ignore_errors=True)  # of an earlier run
+        for source in images.sources:
+            target = out / name / Path(str(source)).parent.name / Path(str(source)).name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(str(source), target)
     commands = (
         (command_line("evaluate", out / ADAPTER, out / TEST), "the same accuracy, class by class"),
         (command_line("predict", out / ADAPTER, out / UNKNOWN, out / TEST / "River"), "single pictures"),
+        (command_line("app", out / ADAPTER, "--images", out / TRAIN, "--test", out / TEST), "the same in the browser"),
         (command_line("fit", "PHOTOS", "-o", "mine.adapter"), "your own pictures: one folder per class in PHOTOS"),
     )
     with waiting("Drawing"):

@@ -44,8 +44,8 @@ def of_classes(images: LabelledImages, classes: range) -> LabelledImages:
 def base_task(task: FewShotTask) -> FewShotTask:
     """Return a task about its base classes alone: their images are those of the whole draw."""
     base, _ = halves(len(task.class_names))
-    parts = {name: getattr(task, name) for name in ("train", "validation", "test")}
-    return replace(task, **{name: None if part is None else of_classes(part, base) for name, part in parts.items()})
+    validation, test = (None if part is None else of_classes(part, base) for part in (task.validation, task.test))
+    return replace(task, train=of_classes(task.train, base), validation=validation, test=test)
 
 
 def measure_new(
