@@ -129,11 +129,11 @@ class LowRank(nn.Module):
                 "a low rank is the point. Choose a smaller one."
             )
         A = torch.zeros(groups * config.rank, d_in)
-        self.B = nn.Parameter(torch.zeros(groups, d_out, config.rank))
         if config.learn_a:
             self.A = nn.Parameter(A)
         else:
             self.register_buffer("A", A)
+        self.B = nn.Parameter(torch.zeros(groups, d_out, config.rank))  # after A, as in theta
         self.scale = config.scale
         self.sink = sink
         self.start = 0  # where this layer's parameters begin in theta; set when theta is laid out
