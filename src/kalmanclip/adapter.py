@@ -17,7 +17,6 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-import open_clip
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -318,6 +317,8 @@ def export_model(folder: str | Path, method: Classifier) -> Path:
     if isinstance(model, TransformersCLIP):
         saved, last = [model.hf, model.processor], "config.json"
     else:
+        import open_clip  # not above: `kalmanclip.encoders` has to be the first
+
         model_cfg = open_clip.get_model_config(architecture_of(name))
         if any(type(m).__name__ == "QuickGELU" for m in model.modules()):
             model_cfg["quick_gelu"] = True

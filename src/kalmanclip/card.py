@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from open_clip.pretrained import get_pretrained_cfg
 
 import kalmanclip
 from kalmanclip.encoders.backbone import TINY
@@ -50,6 +49,8 @@ def base_model(backbone: str) -> str | None:
     architecture, colon, weights = backbone.partition(":")
     if not colon:
         return backbone if "/" in backbone else None
+    from open_clip.pretrained import get_pretrained_cfg  # not above: `kalmanclip.encoders` has to be the first
+
     repository = get_pretrained_cfg(architecture, weights).get("hf_hub", "")
     return "/".join(repository.split("/")[:2]) or None
 

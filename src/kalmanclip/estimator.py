@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils.multiclass import check_classification_targets
 
 from kalmanclip.adapter import export_model, read_adapter, restore, save_adapter
 from kalmanclip.config import flatten, merge, to_dict
@@ -34,6 +31,7 @@ from kalmanclip.data.embedding import Embedding
 from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.data.inputs import open_images, open_labelled
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
+from kalmanclip.deferred import deferred
 from kalmanclip.encoders import Backbone, DualEncoder, as_backbone, load_backbone
 from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
@@ -67,6 +65,11 @@ from kalmanclip.prediction import (
     Threshold,
 )
 from kalmanclip.progress import automatic
+
+with deferred("scipy.stats", "pandas"):
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+    from sklearn.utils.multiclass import check_classification_targets
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,6 +5,7 @@ vector ``theta``, and `SimilarityJacobian` differentiates the similarities of a 
 `features` turns images into what the towers make of them; a `FeatureCache` keeps that on disk.
 """
 
+import kalmanclip.encoders.lean  # noqa: F401  before any other imports open_clip
 from kalmanclip.encoders.backbone import Backbone, load_backbone
 from kalmanclip.encoders.cache import FeatureCache, cache_folder
 from kalmanclip.encoders.dual import DualEncoder

@@ -1,5 +1,6 @@
 """Metrics of arrays of probabilities and labels; nothing else of the package is known here."""
 
+import kalmanclip.metrics.lean  # noqa: F401  before any other imports scikit-learn
 from kalmanclip.metrics.calibration import (
     BINS,
     ReliabilityBin,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import hypergeom  # type: ignore[import-untyped]
 
 from kalmanclip.errors import ConfigError, DataError, NumericalError
 
@@ -109,6 +108,8 @@ def _direction(
     rows: Rows, candidates: int, pairs: np.ndarray, ks: Sequence[int], chunk: int, tolerance: float
 ) -> dict[int, float]:
     """Return the recall of the queries, the first column of ``pairs`` (P, 2); scores within ``tolerance`` are equal."""
+    from scipy.stats import hypergeom  # type: ignore[import-untyped]  # half a second, for nothing else
+
     hits = dict.fromkeys(ks, 0.0)
     step = max(1, chunk // candidates)
     for begin in range(0, int(pairs[:, 0].max()) + 1, step):
