@@ -215,8 +215,9 @@ def _stream(
         {"part": number, "images": json.dumps(images)}
         for number, images in zip(missing, parts.images(missing), strict=True)
     ]
+    predictor: Any = Predictor  # a class, of which Ray makes an actor
     stream = ray.data.from_items(work, override_num_blocks=len(work)).map(
-        Predictor,
+        predictor,
         fn_constructor_args=(task, cpus, gpus),
         compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=cpus,

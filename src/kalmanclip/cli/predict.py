@@ -137,8 +137,8 @@ def predict(
             part_size,
         )
         with bars() as progress:
-            bad = predict_on_ray(parts, task, ray, cpus_per_run, gpus_per_run, workers, progress)
-        note(f"{parts.count} images in {len(parts)} parts in {output}; {bad} of those done now cannot be read.")
+            damaged = predict_on_ray(parts, task, ray, cpus_per_run, gpus_per_run, workers, progress)
+        note(f"{parts.count} images in {len(parts)} parts in {output}; {damaged} of those done now cannot be read.")
         return
     clf = load(adapter, device, precision)
     from kalmanclip.data import read_images
