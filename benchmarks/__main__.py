@@ -14,6 +14,7 @@ python -m benchmarks [--device cpu] [--quick] [--only step peers ...] [--json FI
 Each is also a command of its own, with more options: python -m benchmarks.step. Those that need data:
 
 python -m benchmarks.fit DATA           how long a fit takes
+python -m benchmarks.large              a fit with very many images and classes: stages, peak memory
 python -m benchmarks.precision DATA     what bfloat16 towers cost in accuracy
 python -m benchmarks.parallel           what several processes send each other, and hold
 python -m benchmarks.robustness         whether odd arguments, damage, kills and hostile requests are withstood

@@ -33,6 +33,7 @@ kalmanclip predict pets.adapter holiday/ --false-alarms 0.01
 kalmanclip predict pets.adapter holiday/ --false-alarms 0
 kalmanclip predict pets.adapter holiday/ --sets 0.9
 kalmanclip predict pets.adapter holiday/ --csv > predictions.csv
+kalmanclip predict pets.adapter archive/ --ray auto -o predictions/
 """
 
 _UNCERTAINTY = ("epistemic", "aleatoric", "logit std", "lead")
@@ -80,16 +81,63 @@ def predict(
     ] = False,
     device: Device = None,
     precision: Precision = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Very many images, on a Ray cluster: auto (the one this machine belongs to), HOST:PORT, or local "
+            "(started here, for this command). Takes --output. An image that cannot be read is a row with an error. "
+            "Given again, the command does what is not done yet.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="With --ray: the folder for predictions, JSON lines in parts."),
+    ] = None,
+    part_size: Annotated[int, typer.Option(help="With --ray: images of a part.", min=1)] = 1000,
+    workers: Annotated[
+        int | None, typer.Option(help="With --ray: processes, each with a model. Default: what fits.", min=1)
+    ] = None,
+    cpus_per_run: Annotated[int, typer.Option(help="With --ray: processor threads of each.", min=1)] = 1,
+    gpus_per_run: Annotated[float, typer.Option(help="With --ray: GPUs of each, such as 0.5.")] = 0.0,
 ) -> None:
     """Classify images.
 
     The column "doubt" says "unsure" where the class has less than half of the probability, and "unknown" where the
     image shows nothing like the training images.
     """
+    if (ray is None) != (output is None):
+        raise ConfigError("--ray writes many files and takes a folder for them, --output, which is for --ray alone.")
+    if ray is not None and (as_json or as_csv or device is not None):
+        raise ConfigError(
+            "With --ray leave out --json and --csv (it writes JSON lines), and --device (--gpus-per-run)."
+        )
     if as_json and as_csv:
         raise ConfigError("Output is either --json or --csv. Give one of them.")
     check_share("sets", sets)
     check_share("false-alarms", false_alarms or None)
+    if ray is not None and output is not None:
+        from kalmanclip.bulk import Parts, Task, predict_on_ray
+        from kalmanclip.data import read_images
+        from kalmanclip.experiments.ray_workers import check_share as check_share_of_gpu
+
+        check_share_of_gpu(gpus_per_run)
+        options = {
+            "how": "linearised" if uncertainty else "mean",
+            "coverage": sets,
+            "false_alarms": false_alarms or None,
+        }
+        task = Task(str(adapter.resolve()), precision, top or 2, options)
+        parts = Parts(
+            output,
+            lambda: read_images(images),
+            task.describe() | {"sources": [str(path.absolute()) for path in images]},
+            part_size,
+        )
+        with bars() as progress:
+            damaged = predict_on_ray(parts, task, ray, cpus_per_run, gpus_per_run, workers, progress)
+        note(f"{parts.count} images in {len(parts)} parts in {output}; {damaged} of those done now cannot be read.")
+        return
     clf = load(adapter, device, precision)
     from kalmanclip.data import read_images
     from kalmanclip.prediction import records
