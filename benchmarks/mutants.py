@@ -935,6 +935,22 @@ ELSEWHERE = [
             ),
         },
     ),
+    *_group(
+        "methods/joint.py",
+        "tests/methods/test_joint_learns.py",
+        {
+            "the deviance is aimed at": (
+                "Observation(torch.zeros_like(residual), residual, H, identity)",
+                "Observation(residual, torch.zeros_like(residual), H, identity)",
+                "test_labels_become_more_probable",
+            ),
+            "the images stay where they were": (
+                "observed.remember(seen, at)",
+                "pass",
+                "test_the_others_follow_the_tower",
+            ),
+        },
+    ),
     Mutant(
         "methods/leave_one_out: labels of other images",
         "methods/leave_one_out.py",
@@ -976,17 +992,11 @@ ELSEWHERE = [
                 "by_layer.clamp_min(1e-3 * by_layer.mean())",
                 "test_the_prior_of_every_layer_moves_similarities_alike",
             ),
-            "the deviance is aimed at": (
-                "Observation(torch.zeros_like(residual), residual, H, identity)",
-                "Observation(residual, torch.zeros_like(residual), H, identity)",
-                "",
-            ),
             "every step is a whole pass": (
                 "len(positions) / len(observed.labels)",
                 "1.0",
                 "",
             ),
-            "the images stay where they were": ("observed.remember(seen, at)", "pass", ""),
             "an image that waits misses the pass": (
                 "later = torch.cat([later, again[waiting]])",
                 "later = later[:]",
