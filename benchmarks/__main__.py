@@ -21,7 +21,7 @@ python -m benchmarks.robustness         whether odd arguments, damage, kills and
 python -m benchmarks.mutation           whether the tests notice a mistake, one at a time
 python -m benchmarks.one_pass --before CHECKOUT  what one pass over the images saves
 python -m benchmarks.study DATA         what each part of the default brings
-python -m benchmarks.towers MODEL DATA  what each part of the preset joint brings; AdamW on its parameters
+python -m benchmarks.towers MODEL DATA  what each part of joint and paper-tuned brings
 python -m benchmarks.optimizers MODEL DATA  the filter of joint against AdamW, by images seen and by seconds
 python -m benchmarks.observations DATA  which observation learns
 python -m benchmarks.departures DATA    what each departure of the preset `paper` from the paper is worth

@@ -1,4 +1,4 @@
-"""Figures of the comparisons in results/{comparison,comparison-vitb16,shift,contamination}.jsonl, for the docs.
+"""Figures of the comparisons in results/{comparison,shift}[-vitb16].jsonl and contamination.jsonl, for the docs.
 
 Nothing is run here: `kalmanclip compare` makes the records (see docs/results.md).
 """
@@ -23,6 +23,8 @@ RESIDUALS, JOINT = "class_residuals", "joint"
 OWN = (RESIDUALS, "kalman", JOINT)
 """This package's methods: what is not among them is a rival."""
 
+BRIER = Measure("brier", "Brier score (less is better)", digits=3, sign=-1)
+
 NAMES = {
     "class_residuals no crops": "class residuals, no crops",
     RESIDUALS: "class residuals",
@@ -31,6 +33,7 @@ NAMES = {
     "kalman-head": "kalman, preset `head`",
     "kalman-paper": "kalman, preset `paper`",
     "kalman-paper-literal": "kalman, preset `paper-literal`",
+    "kalman-paper-tuned": "kalman, preset `paper-tuned`",
     "zero_shot": "zero-shot",
     "linear_probe": "linear probe",
     "linear_probe centre crops": "linear probe, no crops",
@@ -146,19 +149,42 @@ def gain_vitb16(measure: str, row: str, other: str, *shots: str) -> str:
     return gain(measure, row, other, *shots, study="comparison-vitb16")
 
 
-def shift(*shots: str) -> str:
+def seconds(study: str) -> str:
+    """Seconds of a fit, mean over data sets and seeds."""
+    frame = results(study)
+    by_shots = frame[(frame["status"] == "done") & (frame["shift"] == "")].pivot_table("seconds", "row", "shots")
+    default = default_of(_table(frame, "accuracy", _averages(frame, ())))
+    lines = [
+        [called(row, default), *("-" if number != number else f"{number:.0f}" for number in by_shots.loc[row])]
+        for row in dict.fromkeys(frame["row"])
+    ]
+    return markdown(["method", *map(shots_head, by_shots.columns)], lines)
+
+
+def shift(*shots: str, study: str = "shift") -> str:
     """Accuracy under shift, mean over the shifted test sets."""
-    return _drawn(_table(results("shift"), "accuracy", _shifted(*shots)))
+    return _drawn(_table(results(study), "accuracy", _shifted(*shots, study=study)))
 
 
-def shift_by_domain(*shots: str) -> str:
+def shift_vitb16(*shots: str) -> str:
+    """The same on the real image tower."""
+    return shift(*shots, study="shift-vitb16")
+
+
+def shift_by_domain_vitb16(*shots: str) -> str:
+    """Accuracy of the default less zero-shot's, by shifted test set, on the real image tower."""
+    return shift_by_domain(*shots, study="shift-vitb16")
+
+
+def shift_by_domain(*shots: str, study: str = "shift") -> str:
     """Accuracy of the default less zero-shot's, by shifted test set."""
-    places, lines = places_of(results("shift")), []
-    default = default_of(_table(results("shift"), "accuracy", _shifted(*shots)))
+    frame, lines = results(study), []
+    places = places_of(frame)
+    default = default_of(_table(frame, "accuracy", _shifted(*shots, study=study)))
     numbers = [int(number) for number in shots] or sorted({place.shots for place in places})
     for name in dict.fromkeys(place.shift for place in places):
         columns = [Column((p.data, str(k)), (p,)) for k in numbers for p in places if (p.shift, p.shots) == (name, k)]
-        one, two = (_means(results("shift"), "accuracy", row, columns) for row in (default, "zero_shot"))
+        one, two = (_means(frame, "accuracy", row, columns) for row in (default, "zero_shot"))
         gains = [f"{100 * d:+.1f}".replace("-", "−") for d in _less(one, two)]
         lines.append([name.replace("_", " ") or "not shifted", *gains])
     return markdown(["default less zero-shot, in points", *map(shots_head, numbers)], lines)
@@ -228,7 +254,7 @@ def methods_of(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _measure(name: str) -> Measure:
-    return next(measure for measure in MEASURES if measure.metric == name)
+    return next(measure for measure in (*MEASURES, BRIER) if measure.metric == name)
 
 
 def _own(frame: pd.DataFrame) -> list[Place]:
@@ -246,8 +272,8 @@ def _by_share(frame: pd.DataFrame) -> list[Column]:
     return [Column((f"{100 * place.share:g} %",), (place,)) for place in sorted(_own(frame))]
 
 
-def _shifted(*shots: str) -> list[Column]:
-    frame = results("shift")
+def _shifted(*shots: str, study: str = "shift") -> list[Column]:
+    frame = results(study)
     return _averages(frame, shots, [place for place in places_of(frame) if place.shift])
 
 

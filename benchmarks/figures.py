@@ -86,11 +86,8 @@ def difference(path: Path) -> str:
 
 def _pictures() -> dict[str, Picture]:
     """All pictures, by the names of their files in docs/assets."""
-    found = paper.pictures() | {"comparison": comparison.figure(), "suggest": suggest.figure()}
-    try:
-        return found | optimizers.pictures()
-    except NotYet:
-        return found
+    own = {"comparison": comparison.figure(), "suggest": suggest.figure()}
+    return paper.pictures() | own | optimizers.pictures()
 
 
 def main(arguments: list[str] | None = None) -> None:

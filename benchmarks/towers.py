@@ -1,10 +1,10 @@
-"""What does each part of the preset `joint` bring? One thing changed at a time, inside a real image tower.
+"""What does each part of the presets `joint` and `paper-tuned` bring? One thing changed at a time, in a real CLIP.
 
-    python -m benchmarks.towers MODEL ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 --shots 4 16 \\
-        --device cuda --json results/towers.json [--seeds 1] [--images 360] [--precision bfloat16] [--only joint ...]
+    python -m benchmarks.towers MODEL ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 --shots 1 4 \\
+        --device cuda --json results/towers.json [--seeds 1 2] [--images 360] [--precision bfloat16] [--only joint ...]
 
 Learns the shots of a seed and measures on training images that this seed does *not* use: no test image is opened, so
-the preset may be chosen by this table. AdamW learns exactly the same parameters from the same batches of the same
+presets may be chosen by this table. AdamW learns exactly the same parameters from the same batches of the same
 crops, from the same start; its loss is the negative log-likelihood whose root the filter observes. Rows that the file
 has already are not measured again, unless their options have changed.
 """
@@ -113,7 +113,11 @@ ROWS: dict[str, Change] = {
     "5 steps for each image of a class": Change({"steps": 5}),
     "10 steps": Change({"steps": 10}),
     "30 steps": Change({"steps": 30}),
+    "30 steps, step size 0.03": Change({"steps": 30, "step_size": 0.03}),
+    "60 steps": Change({"steps": 60}),
     "prior std 0.3": Change({"prior_std": 0.3}),
+    "prior std 0.5": Change({"prior_std": 0.5}),
+    "prior std 2": Change({"prior_std": 2.0}),
     "prior std 3": Change({"prior_std": 3.0}),
     "rank 1": Change({"low_rank": {"rank": 1}}),
     "rank 4": Change({"low_rank": {"rank": 4}}),
@@ -127,9 +131,12 @@ ROWS: dict[str, Change] = {
     "A random, and learned": Change({"low_rank": {"learn_a": True}}, RANDOM_A),
     "fixed centre crops": Change({"crop_scale": None}),
     "crops of 8 % of the area and more": Change({"crop_scale": [0.08, 1.0]}),
+    "crops of half the area and more": Change({"crop_scale": [0.5, 1.0]}),
     "step size 0.02": Change({"step_size": 0.02}),
     "step size 0.15": Change({"step_size": 0.15}),
+    "step size 0.1": Change({"step_size": 0.1}),
     "batches of 16": Change({"batch_size": 16}),
+    "batches of 64": Change({"batch_size": 64}),
     "observed by the texts alone": Change(parts={f"{JOINT}.LeaveOneOut._fitted": _texts_alone}),
     "no untouched embeddings": Change(parts={f"{JOINT}.Joint.shares": PropertyMock(return_value=(0.0, 1.0))}),
     "equal shares": Change(parts={f"{JOINT}.Joint.shares": PropertyMock(return_value=(0.5, 0.5))}),
@@ -139,22 +146,58 @@ ROWS: dict[str, Change] = {
 }
 """The preset, and with one thing changed at a time."""
 
-OTHERS = {
-    "class residuals": to_dict(preset("residuals")),
-    "preset `towers`": to_dict(preset("towers")),
-    "zero-shot": {},
+OTHERS: dict[str, dict[str, Any] | None] = {
+    "class residuals": {},
+    "class residuals without the generative classifier": {"generative": 0.0},
+    "zero-shot": None,
 }
+"""Without any parameters in the towers: options of the preset `residuals`; None: no method of ours."""
 
 
-def table(name: str = "towers", rows: list[Row] | None = None) -> str:
+def _paper(prior_std: float, epochs: int, **options: Any) -> dict[str, Any]:
+    return {"prior_std": prior_std, "epochs": epochs} | options
+
+
+PAPER: dict[str, dict[str, Any]] = {
+    "`paper-tuned`: contrastive, prior std 0.1, 30 passes": {},
+    "contrastive, 10 passes": _paper(0.1, 10),
+    "contrastive, prior std 0.2, 20 passes": _paper(0.2, 20),
+    "contrastive, prior std 0.3": _paper(0.3, 30),
+    "contrastive, prior std 0.3, 10 passes": _paper(0.3, 10),
+    "contrastive, prior std 0.3, 10 passes, alpha 0": _paper(0.3, 10, filter={"alpha": 0.0}),
+    "contrastive, prior std 0.3, batches of 32": _paper(0.3, 30, batch_size=32),
+    "contrastive, prior std 1": _paper(1.0, 30),
+    "contrastive, prior std 1, 10 passes": _paper(1.0, 10),
+    "contrastive, prior std 1, 10 passes, alpha 0": _paper(1.0, 10, filter={"alpha": 0.0}),
+    "contrastive, prior std 1, 10 passes, q 1e-6": _paper(1.0, 10, filter={"q": 1e-6}),
+    "contrastive, prior std 1, 10 passes, method 1": _paper(1.0, 10, noise={"method": 1}),
+    "contrastive, prior std 1, 10 passes, one variance": _paper(1.0, 10, prior_per_matrix=False),
+    "contrastive, prior std 1, 10 passes, batches of 32": _paper(1.0, 10, batch_size=32),
+    "contrastive, prior std 3, 10 passes": _paper(3.0, 10),
+    "classes, prior std 0.3": _paper(0.3, 30, observation="classes"),
+    "classes, prior std 0.3, 10 passes": _paper(0.3, 10, observation="classes"),
+    "classes, prior std 1": _paper(1.0, 30, observation="classes"),
+    "classes, prior std 1, 10 passes": _paper(1.0, 10, observation="classes"),
+    "log-likelihood, prior std 0.3": _paper(0.3, 30, observation="log_likelihood"),
+    "log-likelihood, prior std 0.3, 10 passes": _paper(0.3, 10, observation="log_likelihood"),
+    "log-likelihood, prior std 1": _paper(1.0, 30, observation="log_likelihood"),
+    "log-likelihood, prior std 1, 10 passes": _paper(1.0, 10, observation="log_likelihood"),
+    "deviance, prior std 1, 10 passes": _paper(1.0, 10, observation="deviance"),
+}
+"""The preset `paper-tuned`, and with other choices: low-rank parameters of both towers by Algorithm 1."""
+LAST_BLOCKS = "preset `paper`: the last two blocks, centre crops, 2 passes"
+
+
+def table(part: str = "joint", rows: list[Row] | None = None) -> str:
     """Accuracy in % / NLL of every row by data set and shots, the mean last; in bold what the preset is."""
-    rows = read_rows(name) if rows is None else rows
+    chosen = {"joint": (*ROWS, *OTHERS), "paper": (*PAPER, LAST_BLOCKS)}[part]
+    rows = [row for row in (read_rows("towers") if rows is None else rows) if row["configuration"] in chosen]
     places = [(data, shots) for data in values(rows, "data") for shots in sorted(values(rows, "shots"))]
     lines = []
-    for configuration in [one for one in (*ROWS, *OTHERS) if only(rows, configuration=one)]:
+    for configuration in [one for one in chosen if only(rows, configuration=one)]:
         found = only(rows, configuration=configuration)
         parts = [only(found, data=data, shots=shots) for data, shots in places]
-        bold = "**" if configuration == "joint" else ""
+        bold = "**" if configuration == chosen[0] else ""
         whole = all(parts)  # a mean over other data sets could not be compared
         cells = [f"{mean(part, 'accuracy'):.1f} / {mean(part, 'nll'):.3f}" if part else "" for part in parts]
         ends = [f"{mean(found, 'accuracy'):.1f} / {mean(found, 'nll'):.3f}", f"{mean(found, 'seconds'):.0f}"]
@@ -170,10 +213,11 @@ def methods(backbone: Backbone, seed: int) -> dict[str, tuple[dict[str, Any], di
         config = with_options(change.config, change.options | {"seed": seed})
         made = Descent if isinstance(config, DescentConfig) else Joint
         found[name] = to_dict(config), change.parts, lambda made=made, config=config: made(backbone, config)  # type: ignore[misc]
-    for name in ("residuals", "towers"):
-        title = "class residuals" if name == "residuals" else "preset `towers`"
-        config = with_options(preset(name), {"seed": seed})
-        found[title] = to_dict(config), {}, lambda config=config: make_classifier(backbone, config)  # type: ignore[misc]
+    residuals = {name: ("residuals", changed) for name, changed in OTHERS.items() if changed is not None}
+    papers = {name: ("paper-tuned", changed) for name, changed in PAPER.items()} | {LAST_BLOCKS: ("paper", {})}
+    for name, (start, changed) in (residuals | papers).items():
+        config = with_options(preset(start), changed | {"seed": seed})
+        found[name] = to_dict(config), {}, lambda config=config: make_classifier(backbone, config)  # type: ignore[misc]
     found["zero-shot"] = {}, {}, lambda: make_method("zero_shot", backbone)
     return found
 
@@ -229,7 +273,8 @@ def main(arguments: list[str] | None = None) -> None:
                     print(f"{folder.name}, {shots_head(shots)}, seed {seed}, {name}: ", end="")
                     print(f"{accuracy:.1f} %, NLL {nll:.3f}, {seconds:.1f} s", flush=True)
                     write_rows(options, rows)
-    print(table(rows=rows))
+    for part in ("joint", "paper"):
+        print(table(part, rows))
 
 
 if __name__ == "__main__":

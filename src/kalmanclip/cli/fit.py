@@ -62,7 +62,7 @@ torchrun --nproc-per-node 8 -m kalmanclip fit photos/ -o pets.adapter --preset p
 """
 
 _METHOD = "The method (what is left out keeps the preset's value)"
-_LOW_RANK = "For the presets head, paper, paper-literal and towers"
+_LOW_RANK = "For the presets head, paper, paper-literal and paper-tuned"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MethodOptions:
         str | None,
         typer.Option(
             help="residuals (fast), joint (adapts the image tower, too: better, and for a GPU), head, paper, "
-            "paper-literal, towers (low-rank parameters alone); left out, joint with a GPU, else residuals.",
+            "paper-literal, paper-tuned (low-rank parameters alone); left out, joint with a GPU, else residuals.",
             rich_help_panel=_METHOD,
         ),
     ] = None

@@ -217,7 +217,8 @@ def _row_names(records: Sequence[Record]) -> list[str]:
 def _options(record: Record) -> dict[str, Any]:
     """Return the options of a run by dotted name, without the seed where it is the run's."""
     flat = {name: value for name, value in flatten(record["run"]["config"]).items() if value != {}}
-    return {name: value for name, value in flat.items() if (name, value) != ("seed", record["run"]["seed"])}
+    seed = record["run"]["seed"]  # of a part of the method, too
+    return {name: value for name, value in flat.items() if (name.rpartition(".")[2], value) != ("seed", seed)}
 
 
 def _data_names(records: Sequence[Record]) -> list[str]:
