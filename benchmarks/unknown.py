@@ -250,7 +250,7 @@ class Rivals:
         around = f - self.means[labels]
         S = around.mT @ around / max(len(f) - C, 1)
         size = float(S.trace()) / d or 1.0
-        S = (1 - SPHERE) * S + SPHERE * size * torch.eye(d, dtype=f.dtype)
+        S = (1 - SPHERE) * S + SPHERE * size * torch.eye(d, dtype=f.dtype, device=f.device)
         self.root = torch.linalg.inv(torch.linalg.cholesky(S)).mT
         # ViM: what lies outside the principal directions, scaled to the logits of the training images
         centred = f - self.middle
