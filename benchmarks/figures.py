@@ -42,6 +42,7 @@ BY_HAND = {
     "docs/performance.md": "make bench; python -m benchmarks.fit DATA; python -m benchmarks.precision DATA",
     "docs/parallel.md": "python -m benchmarks.parallel",
     "docs/pairs.md": "python -m benchmarks.pairs DATA",
+    "docs/scale.md": "a design on paper: assumptions, and what follows from them",
     "docs/baselines.md": "options, no measurements: methods/*.py and benchmarks/comparison.json",
 }
 """Pages whose tables are timings, options, or of single studies, with where they come from."""

@@ -536,7 +536,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             X: the pool: images without labels, or what `read_pool` made of them.
             n: how many.
             by: how they are chosen, one of `kalmanclip.methods.suggest.ACQUISITIONS`; None: 'filter' with class
-                residuals alone, else 'batchbald'.
+                residuals, else 'batchbald'.
             seed: of what is random.
             progress: called as ``progress(stage, done, total)``.
         """

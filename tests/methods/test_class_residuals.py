@@ -174,7 +174,7 @@ def test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_
         said, expected = (a.softmax(dim=1) for a in (logits[held], others.logits(views[held][:, 0])))
         torch.testing.assert_close(said, expected, atol=2e-3, rtol=0)
         torch.testing.assert_close(residuals.scale * views[held][:, 0] @ weights[part].mT, logits[held])
-    assert (logits - residuals.logits(views[:, 0])).abs().max() > 0.5  # of those that have seen them
+    assert (logits - residuals.logits(views[:, 0])).abs().max() > 0.1  # of those that have seen them
     residuals.learn(views, torch.tensor(labels))
     assert residuals.held_out is None  # about what had learned less
     assert learned(w.views([0, 1, 2]), [0, 1, 2], w.T).held_out is None  # one of each: none can be held out

@@ -77,7 +77,7 @@ def test_low_rank_parameters_choose_by_draws(tiny, shapes, pool):
     clf = KalmanCLIP(tiny, preset="head", epochs=1).fit(read_folder(shapes).subset([0, 5, 10]))
     assert len(clf.suggest(pool[:4], 3, by="batchbald").positions) == 3
     with pytest.raises(ConfigError, match="class residuals"):
-        clf.suggest(pool, 3)
+        clf.suggest(pool, 3, by="filter")
 
 
 def test_bad_calls(clf, tiny, pool):

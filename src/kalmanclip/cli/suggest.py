@@ -27,8 +27,8 @@ def suggest(
     by: Annotated[
         str | None,
         typer.Option(
-            help="filter, epig, batchbald, bald, entropy, margin or random; left out, filter with class residuals "
-            "alone, else batchbald."
+            help="filter, epig, batchbald, bald, entropy, margin or random; left out, filter with class residuals, "
+            "else batchbald."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is random.")] = 0,

@@ -56,13 +56,13 @@ class Difference:
         largest = changed.groupby("address_a")["change"].agg(lambda change: change.abs().max())
         found["first"] = (found["status_a"] != found["status_b"]) | found["address_a"].isin(undefined)
         # an accuracy and a likelihood have no common scale: the accuracy counts, the others break ties
-        found["accuracy"], found["largest"] = accuracy, found["address_a"].map(largest).fillna(0.0)
+        found["accuracy"], found["largest"] = accuracy, found["address_a"].map(largest).astype(float).fillna(0.0)
         return found.sort_values(["first", "accuracy", "largest"], ascending=False, kind="stable")
 
     def changes(self, pairs: pd.DataFrame, metric: str) -> pd.Series:
         """Return by how much a metric is more in the second, for these pairs; NaN where it is not known in both."""
         change = self.metrics[self.metrics["metric"] == metric].set_index("address_a")["change"]
-        return pairs["address_a"].map(change)
+        return pairs["address_a"].map(change).astype(float)  # without any, the type would be that of the addresses
 
     def metrics_of(self, pair: Any, all_of_them: bool = False) -> dict[str, tuple[Any, Any]]:
         """Return the numbers of one pair, those that differ or all, by metric; where it is not the same, the status."""
