@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -143,6 +144,14 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
+def _interrupt() -> None:
+    """Interrupt the main thread, also where it waits: a real signal wakes it, where there are such."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Let Ctrl-C stop the command wherever it arrives.
@@ -153,7 +162,7 @@ def _interruptible() -> Iterator[None]:
 
     def send_again(dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
-            threading.Timer(0.01, _thread.interrupt_main).start()
+            threading.Timer(0.01, _interrupt).start()
         else:
             before(dropped)
 
