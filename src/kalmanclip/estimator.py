@@ -622,7 +622,8 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
     def class_weights(self) -> torch.Tensor:
         """Return the classifier (C, d): unit-length image features times its transpose, over tau, are the logits.
 
-        The features are those of `merge`. With the preset 'joint' these logits are one of two parts; see `export`.
+        The features are those of `merge`. The preset 'joint', which looks at an image with two models, has none; see
+        `export`.
         """
         return self._fitted().class_weights()
 

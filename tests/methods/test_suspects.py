@@ -24,7 +24,7 @@ def predicted_by(residuals, crops, labels, f, std):
     """By learning as everybody does, then averaging over the crops by hand."""
     other = ResidualBelief(dataclasses.replace(residuals.config, prior_std=std), SCALE)
     other.set_classes(residuals.names, residuals.T)
-    other.learn(crops, labels, folds=[])
+    other.learn(crops, labels, hold_out=False)
     weights = residuals.config.weights
     return sum(w * other.logits(f[:, v]).softmax(dim=1) for v, w in enumerate(weights))
 

@@ -92,21 +92,13 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = (), x: str =
     """
 
     def draw(figure: Figure) -> None:
-        labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-        labels.sort(key=lambda label: label not in ours)  # the first colour is the paper's method's
+        labels = _labels(panels, ours)
         columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
-        rows = -(-len(panels) // columns)
-        figure.set_size_inches(max(4.5, 3.3 * columns), 2.6 * rows + 0.5 + 0.2 * -(-len(labels) // 4))
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes, (name, lines) in zip(grid.flat, panels.items(), strict=False):
+        grid = _grid(figure, list(panels), columns, 2.6, 0.5 + 0.2 * -(-len(labels) // 4), x)
+        for axes, lines in zip(grid.flat, panels.values(), strict=False):
             _lines(axes, lines, labels, ours)
-            axes.set_title(name, loc="left")
-        for axes in grid.flat[len(panels) :]:
-            axes.axis("off")
         for axes in grid[:, 0]:
             axes.set_ylabel("accuracy (%)")
-        for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
-            axes.set_xlabel(x)
         cells = [e for lines in panels.values() for line in lines.values() for e in line.values()]
         handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
         if any(_number(cell.printed) is not None for cell in cells):
@@ -116,6 +108,35 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = (), x: str =
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
 
     return _picture(title, draw)
+
+
+def _labels(panels: Mapping[str, Mapping[str, Any]], ours: Sequence[str]) -> list[str]:
+    """Return the labels of all lines; the first colour is the paper's method's."""
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    return sorted(labels, key=lambda label: label not in ours)
+
+
+def _grid(figure: Figure, names: Sequence[str], columns: int, height: float, foot: float, x: str) -> Any:
+    """Return the axes of panels with these titles, row by row.
+
+    Args:
+        figure: is made as large as they need.
+        names: of the panels.
+        columns: side by side.
+        height: of a row, in inches.
+        foot: for the legend.
+        x: what stands on the x axis of the last ones.
+    """
+    rows = -(-len(names) // columns)
+    figure.set_size_inches(max(4.5, 3.3 * columns), height * rows + foot)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        axes.set_title(name, loc="left")
+    for axes in grid.flat[len(names) :]:
+        axes.axis("off")
+    for axes in grid.flat[max(0, len(names) - columns) : len(names)]:
+        axes.set_xlabel(x)
+    return grid
 
 
 def _lines(axes: Any, lines: Mapping[str, Mapping[float, Cell]], labels: Sequence[str], ours: Sequence[str]) -> None:
@@ -160,23 +181,14 @@ def draw_curves(title: str, panels: Curves, *, ours: Sequence[str] = (), x: str)
     """
 
     def draw(figure: Figure) -> None:
-        labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-        labels.sort(key=lambda label: label not in ours)
-        columns = min(COLUMNS, len(panels))
-        rows = -(-len(panels) // columns)
-        figure.set_size_inches(max(4.5, 3.3 * columns), 2.3 * rows + 0.7)
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes, (name, lines) in zip(grid.flat, panels.items(), strict=False):
+        labels = _labels(panels, ours)
+        grid = _grid(figure, list(panels), min(COLUMNS, len(panels)), 2.3, 0.7, x)
+        for axes, lines in zip(grid.flat, panels.values(), strict=False):
             for label, points in lines.items():
                 first = label in ours
                 style = _style(labels.index(label)) | {"zorder": 4 if first else 3}
                 axes.plot(*zip(*points, strict=True), markersize=3.5, linewidth=2.2 if first else 1.3, **style)
-            axes.set_title(name, loc="left")
             axes.grid(axis="y", color=INK, alpha=0.14, linewidth=0.6)
-        for axes in grid.flat[len(panels) :]:
-            axes.axis("off")
-        for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
-            axes.set_xlabel(x)
         handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
 

@@ -257,10 +257,9 @@ class Classifier(ABC):
             return
         right = int((held.logits.argmax(dim=1) == held.labels).sum())
         self.expected_accuracy = ExpectedAccuracy(right, len(held.labels))
-        if held.weights is not None:
-            probabilities, labels, folds = (t.cpu().numpy() for t in (held.logits.softmax(dim=1), *held[1:3]))
-            self.calibration = Calibration.of(probabilities, labels, folds=folds)
-            self.fold_weights = held.weights
+        probabilities, labels, folds = (t.cpu().numpy() for t in (held.logits.softmax(dim=1), *held[1:3]))
+        self.calibration = Calibration.of(probabilities, labels, folds=folds)
+        self.fold_weights = held.weights
 
     def were_learned(self, sources: Sequence[ImageSource]) -> list[bool]:
         """Return for each image whether one with the same content was learned from.

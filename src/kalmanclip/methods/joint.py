@@ -172,6 +172,7 @@ class Joint(Classifier):
 
     Config = JointConfig
     config: JointConfig
+    joint = True
 
     def _make_encoder(self) -> DualEncoder:
         return DualEncoder(self.backbone, self.config.low_rank, self.config.seed)
@@ -249,7 +250,7 @@ class Joint(Classifier):
                 generative=SEEN * self.residuals.generative,
             )
         # nothing is held out: the towers have seen all of it
-        self.adapted.learn(adapted, labels, folds=[])
+        self.adapted.learn(adapted, labels, hold_out=False)
         self.adapted.covariance_scale = self.residuals.covariance_scale
         return []
 
@@ -413,8 +414,6 @@ class Joint(Classifier):
             return scale * (frozen + other * adapted)
 
         return apply
-
-    joint = True
 
     def joint_logits(self, activations: Activations) -> JointLogits:
         """See `Classifier.joint_logits`; those of untouched embeddings, which stand for both: they err alike."""

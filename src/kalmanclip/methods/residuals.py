@@ -104,7 +104,7 @@ class ClassResidualsConfig(CropConfig):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Training images without a part of them, and the part, both as encoders see them that have not seen the part.
+    """Training images without a part of them, and the part.
 
     Attributes:
         crops: features (N, V, d) of the crops of the images that are kept.
@@ -128,13 +128,13 @@ class HeldOut(NamedTuple):
         logits: of the centre crops, at the mean of the belief (n, C).
         labels: (n,).
         folds: numbers of the classifiers (n,).
-        weights: of the K classifiers (K, C, d), as `ResidualBelief.weights`; None where other towers belong to each.
+        weights: of the K classifiers (K, C, d), as `ResidualBelief.weights`.
     """
 
     logits: Tensor
     labels: Tensor
     folds: Tensor
-    weights: Tensor | None
+    weights: Tensor
 
 
 class ResidualBelief:
@@ -205,7 +205,7 @@ class ResidualBelief:
         crops: Tensor,
         labels: Tensor,
         tell: Callable[[int, int], None] = lambda done, total: None,
-        folds: Sequence[Fold] | None = None,
+        hold_out: bool = True,
     ) -> None:
         """Update the belief.
 
@@ -213,13 +213,11 @@ class ResidualBelief:
             crops: unit-length features (N, V, d), the centre crop first.
             labels: (N,), numbers of `names`.
             tell: called with fits done and to do.
-            folds: what the prior is chosen on; None: parts of these images, whose encoders have learned nothing.
+            hold_out: whether the prior is chosen on parts of these images; not where the encoder has seen them all.
         """
         if self.belief is None:
-            own_towers = folds is not None
-            if folds is None:
-                parts = held_out_parts(labels, self.config.folds)
-                folds = [Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts]
+            parts = held_out_parts(labels, self.config.folds) if hold_out else []
+            folds = (Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts)
             held_out = [FoldResiduals(self, fold) for fold in folds]
             std, self.generative = self._choose(held_out, tell)
             known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
@@ -231,7 +229,7 @@ class ResidualBelief:
             self.root = self.metric(new)
             self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
             self._store(new)
-            self.held_out = _joined(held_out, std, own_towers) if held_out else None
+            self.held_out = _joined(held_out, std) if held_out else None
         else:
             assert self.statistics is not None
             self.relearn([self.statistics], self.belief.strength, (crops, labels))
@@ -500,11 +498,11 @@ class FoldResiduals:
         return self._learn(std).weights()
 
 
-def _joined(parts: Sequence[FoldResiduals], std: float, own_towers: bool) -> HeldOut:
-    """Return what all parts say under a prior; ``own_towers``: their classifiers are of no use to others."""
+def _joined(parts: Sequence[FoldResiduals], std: float) -> HeldOut:
+    """Return what all parts say under a prior."""
     logits, labels = torch.cat([part.logits(std).mean for part in parts]), torch.cat([part.labels for part in parts])
     folds = torch.cat([torch.full_like(part.labels, number) for number, part in enumerate(parts)])
-    return HeldOut(logits, labels, folds, None if own_towers else torch.stack([part.weights(std) for part in parts]))
+    return HeldOut(logits, labels, folds, torch.stack([part.weights(std) for part in parts]))
 
 
 def held_out_parts(labels: Tensor, folds: int) -> list[tuple[Tensor, Tensor]]:

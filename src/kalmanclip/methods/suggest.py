@@ -32,7 +32,7 @@ ACQUISITIONS = {
 """How images are chosen."""
 
 DEFAULT = "filter"
-"""Where there are class residuals alone; else `usual_acquisition`."""
+"""Where there are class residuals; else see `usual_acquisition`."""
 
 
 @dataclass(frozen=True, eq=False)
