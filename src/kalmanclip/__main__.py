@@ -1,5 +1,5 @@
 """``python -m kalmanclip`` is ``kalmanclip``; ``torchrun -m kalmanclip`` starts several of it that work together."""
 
-from kalmanclip.cli import app
+from kalmanclip.cli import main
 
-app(prog_name="kalmanclip")
+main()

@@ -35,6 +35,7 @@ from kalmanclip.data.images import ImageSource, image_identity
 from kalmanclip.data.inputs import open_images, open_labelled
 from kalmanclip.data.labelled import check_distinct, name_key, require_two_classes
 from kalmanclip.encoders import Backbone, DualEncoder, as_backbone, load_backbone, supports_low_rank
+from kalmanclip.encoders.backbone import usual_device
 from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
 from kalmanclip.files import check_path
@@ -236,8 +237,7 @@ class KalmanCLIP(HubMixin, ClassifierMixin, BaseEstimator):
             return self._loaded
         wanted: Any = (self.model, str(self.device), self.precision)
         if getattr(self, "_loaded_as", None) != wanted:
-            usual = "cuda" if torch.cuda.is_available() else "cpu"
-            device = usual if self.device is None else self.device
+            device = usual_device() if self.device is None else self.device
             self._loaded = load_backbone(self.model, device, "float32" if self.precision is None else self.precision)
             self._loaded_as = wanted
         return self._loaded

@@ -32,6 +32,7 @@ from kalmanclip.cli import (
 )
 from kalmanclip.cli.command import register, set_debug
 from kalmanclip.cli.console import show_anything
+from kalmanclip.cli.lean import own_process
 
 app = typer.Typer(
     name="kalmanclip",
@@ -89,6 +90,7 @@ app.add_typer(results.app)
 
 
 def main() -> None:
-    """Run the console script ``kalmanclip``."""
+    """Run the console script ``kalmanclip``: the whole process is one command."""
+    own_process()
     show_anything()
-    app()
+    app(prog_name="kalmanclip")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kalmanclip.cli.console import waiting
+from kalmanclip.cli.lean import import_models, model_of
 from kalmanclip.errors import AdapterError, ConfigError, ImageError
-from kalmanclip.files import LOCK, read_options
+from kalmanclip.files import LOCK, check_path, read_options
 
 if TYPE_CHECKING:
     from kalmanclip.estimator import KalmanCLIP
+    from kalmanclip.methods import Classifier
 
 Number = TypeVar("Number", int, float)
 
@@ -39,12 +41,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 def load(adapter: Path, device: str | None, precision: str | None = None) -> KalmanCLIP:
     """Return the adapter on its backbone."""
     with waiting("Loading the model"):
+        import_models(model_of(adapter))
         from kalmanclip.adapter import read_description
         from kalmanclip.estimator import KalmanCLIP
 
         read_description(adapter)  # a mistyped path is no reason to build a model first
         check_device(device, precision)
         return KalmanCLIP.load(adapter, device=device, precision=precision)
+
+
+def load_method(adapter: Path, device: str | None, precision: str | None = None) -> Classifier:
+    """Return what an adapter holds without the estimator around it: scikit-learn takes half a second to import."""
+    with waiting("Loading the model"):
+        import_models(model_of(adapter))
+        from kalmanclip.adapter import read_adapter, restore
+        from kalmanclip.encoders.backbone import load_backbone, usual_device
+
+        check_device(device, precision)
+        stored = read_adapter(check_path(adapter, AdapterError))
+        name = stored.description["backbone"]["name"]
+        return restore(stored, load_backbone(name, device or usual_device(), precision or "float32"))
 
 
 def check_device(device: str | None, precision: str | None = None) -> None:

@@ -38,6 +38,7 @@ from kalmanclip.cli.console import (
     suggest,
     waiting,
 )
+from kalmanclip.cli.lean import import_models, model_of
 from kalmanclip.cli.ranks import first, restarted, several, working_together
 from kalmanclip.config import flatten, to_dict
 from kalmanclip.errors import AdapterError, ConfigError, DataError, RepeatedImagesWarning
@@ -207,6 +208,7 @@ def fit(
     started = time.monotonic()
     if resume and force:
         raise ConfigError("--resume goes on with an adapter, --force replaces it. Give one of them.")
+    import_models(model or model_of(output) or "tiny")
     before = earlier_adapter(output, force, resume or restarted())
     if resume and not before:
         raise AdapterError(

@@ -15,12 +15,13 @@ from kalmanclip.cli.arguments import (
     Json,
     Precision,
     check_share,
-    load,
+    load_method,
     naming_bad_images,
     unreadable,
 )
 from kalmanclip.cli.console import bars, listing, note, percent, say, say_csv, shortened
 from kalmanclip.errors import ConfigError, ImageError
+from kalmanclip.process import shares_processors
 
 if TYPE_CHECKING:
     from kalmanclip.prediction import Prediction
@@ -138,11 +139,11 @@ def predict(
             damaged = predict_on_ray(parts, task, ray, cpus_per_run, gpus_per_run, workers, progress)
         note(f"{parts.count} images in {len(parts)} parts in {output}; {damaged} of those done now cannot be read.")
         return
-    clf = load(adapter, device, precision)
+    method = load_method(adapter, device, precision)
     from kalmanclip.data import read_images
     from kalmanclip.prediction import records
 
-    if false_alarms and clf.ood_threshold(false_alarms) is None:
+    if false_alarms and method.ood_threshold(false_alarms) is None:
         note(
             "Every image gets a class: 'none of these' takes 3 training images. Or fit again: it may be an old adapter."
         )
@@ -152,7 +153,7 @@ def predict(
         how = "linearised" if uncertainty else "mean"
         with bars() as progress:
             rate = false_alarms or None
-            return clf.predict_full(files, how=how, coverage=sets, false_alarms=rate, progress=progress)
+            return shares_processors(method.predict)(files, how=how, coverage=sets, false_alarms=rate, progress=progress)
 
     try:
         with naming_bad_images(files):

@@ -243,7 +243,7 @@ def _fingerprint(model: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().float().cpu().contiguous().view(-1).numpy())
     return digest.hexdigest()
 
 
@@ -258,6 +258,11 @@ def _round_weights(model: Any, dtype: torch.dtype) -> None:
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.is_floating_point() and not (path in ("", "hf") and name.startswith("logit_")):
                 tensor.data = tensor.data.to(dtype)
+
+
+def usual_device() -> str:
+    """Return where a model lies if nobody says where: on a GPU when there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(device: str | torch.device) -> None:

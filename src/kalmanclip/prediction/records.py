@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kalmanclip.metrics import standardized_margin
 from kalmanclip.prediction.predictive import NONE_OF_THESE, Prediction
 
 SURE = 0.5
@@ -32,6 +31,8 @@ def records(
         columns["set"] = prediction.sets
     p = prediction.probabilities if uncertainty else prediction.at_mean
     if uncertainty:
+        from kalmanclip.metrics import standardized_margin  # later: it takes scikit-learn, half a second
+
         first = p.argmax(dim=1, keepdim=True)
         columns |= {
             "epistemic": prediction.epistemic.tolist(),
