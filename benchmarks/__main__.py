@@ -20,6 +20,7 @@ python -m benchmarks.parallel           what several processes send each other, 
 python -m benchmarks.robustness         whether odd arguments, damage, kills and hostile requests are withstood
 python -m benchmarks.mutation           whether the tests notice a mistake, one at a time
 python -m benchmarks.one_pass --before CHECKOUT  what one pass over the images saves
+python -m benchmarks.commands --before CHECKOUT  processor time of fit and predict, now and then
 python -m benchmarks.study DATA         what each part of the default brings
 python -m benchmarks.towers MODEL DATA  what each part of joint and paper-tuned brings
 python -m benchmarks.optimizers MODEL DATA  the filter of joint against AdamW, by images seen and by seconds

@@ -29,9 +29,10 @@ KNOWN, UNKNOWN = 20, 7  # images of each of the 37 classes of pets, and of textu
 IMAGES = 1000
 
 
-def processor_seconds(checkout: Path, cache: str, *words: str | Path) -> float:
+def processor_seconds(checkout: Path, cache: str, *words: str | Path, threads: int = 1) -> float:
     """Run a command of a checkout, and return the processor time of its process."""
-    given = os.environ | {"PYTHONPATH": str(checkout / "src"), "KALMANCLIP_CACHE": cache, "OMP_NUM_THREADS": "1"}
+    given = os.environ | {"PYTHONPATH": str(checkout / "src"), "KALMANCLIP_CACHE": cache}
+    given |= {"OMP_NUM_THREADS": str(threads)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "kalmanclip", *map(str, words)]
     subprocess.run(command, check=True, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -5,6 +5,7 @@ import argparse
 import numpy as np
 import pytest
 from benchmarks import (
+    commands,
     comparison,
     conformal,
     descriptions,
@@ -51,6 +52,19 @@ def test_rows_survive_and_no_path_is_written(write, tmp_path):
     assert text.count("\n") == 4  # a row is a line
     write("b", reversed(rows))
     assert (tmp_path / "b.json").read_text() == text
+
+
+def test_the_ratio_of_a_command_is_the_median_of_its_pairs(write):
+    row = {
+        "command": "fit",
+        "before": [2.0, 4.0, 4.0],
+        "after": [1.0, 1.0, 4.0],
+        "ratios": [0.5, 0.25, 1.0],
+        "ratio": 0.5,
+    }
+    write("commands", [row, row | {"command": "predict", "ratio": 9.0}])
+    assert commands.ratio("fit") == "0.50"
+    assert commands.details("fit") == "0.50 (0.25 to 1.00; 1.0 and 4.0 s in 3 pairs)"
 
 
 def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):

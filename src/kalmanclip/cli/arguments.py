@@ -57,8 +57,8 @@ def load_method(adapter: Path, device: str | None, precision: str | None = None)
         from kalmanclip.adapter import read_adapter, restore
         from kalmanclip.encoders.backbone import load_backbone, usual_device
 
+        stored = read_adapter(check_path(adapter, AdapterError))  # a mistyped path is no reason to build a model first
         check_device(device, precision)
-        stored = read_adapter(check_path(adapter, AdapterError))
         name = stored.description["backbone"]["name"]
         return restore(stored, load_backbone(name, device or usual_device(), precision or "float32"))
 

@@ -11,6 +11,7 @@ import typer
 from kalmanclip.cli.arguments import Device, Json, Precision, check_device, check_share, naming_bad_images
 from kalmanclip.cli.console import bars, listing, note, percent, say, say_csv, waiting
 from kalmanclip.cli.fit import read_source
+from kalmanclip.cli.lean import import_models
 from kalmanclip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def check(
     source = read_source(data)
     if source.labelled is None:
         raise ConfigError("Captions have no classes to check: give a folder of class folders, or a list with classes.")
-    check_device(device, precision)
     with waiting("Loading the model"):
+        import_models(model or "tiny")
+        check_device(device, precision)
         from kalmanclip.estimator import KalmanCLIP
 
         templates = template or source.templates

@@ -124,9 +124,8 @@ class MethodOptions:
 
         The usual preset depends on the device, and on whether classes are described.
         """
-        import torch
-
         from kalmanclip.adapter import read_config
+        from kalmanclip.encoders.backbone import usual_device
         from kalmanclip.estimator import make_config
         from kalmanclip.methods import usual_preset
         from kalmanclip.retrieval import pair_config
@@ -144,8 +143,7 @@ class MethodOptions:
 
         chosen = self.preset or given.pop("preset", None)
         if start is None and chosen in (None, "default"):
-            usual = device or ("cuda" if torch.cuda.is_available() else "cpu")
-            chosen = usual_preset(usual, images=not described, together=several())
+            chosen = usual_preset(device or usual_device(), images=not described, together=several())
         return make_config(chosen, start, given | flags, as_typed)
 
 

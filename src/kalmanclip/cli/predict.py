@@ -153,7 +153,8 @@ def predict(
         how = "linearised" if uncertainty else "mean"
         with bars() as progress:
             rate = false_alarms or None
-            return shares_processors(method.predict)(files, how=how, coverage=sets, false_alarms=rate, progress=progress)
+            classify = shares_processors(method.predict)
+            return classify(files, how=how, coverage=sets, false_alarms=rate, progress=progress)
 
     try:
         with naming_bad_images(files):

@@ -51,7 +51,7 @@ def retrieve(
         raise ConfigError(f"--k takes whole numbers of at least 1, such as --k 1,5,10, not {k!r}.")
     with waiting("Loading"):
         from kalmanclip.cli.fit import caption_splits
-        from kalmanclip.encoders import load_backbone
+        from kalmanclip.encoders.backbone import load_backbone, usual_device
         from kalmanclip.retrieval import measure_recall
 
     chosen = caption_splits(pairs).get(part, pairs)
@@ -60,9 +60,7 @@ def retrieve(
         tool: Any = load(adapter, device)
     else:
         with waiting("Loading the model"):
-            import torch
-
-            tool = load_backbone(model or "tiny", device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            tool = load_backbone(model or "tiny", device or usual_device())
     with bars() as progress, naming_bad_images(chosen.sources):
         result = measure_recall(chosen, tool, ks, progress)
     recalls = {"guessing": result.guessing, "zero-shot": result.zero_shot}

@@ -98,13 +98,12 @@ def run_planned(
 
     ``model`` is the name of their backbone on this machine; None: as the runs name it.
     """
-    import torch
-
+    from kalmanclip.encoders.backbone import usual_device
     from kalmanclip.experiments import run_all
 
     options.check()
     _note_finished(runs, store, options.retry_failed)
-    device, cache = options.device or ("cuda" if torch.cuda.is_available() else "cpu"), _cache(options.cache)
+    device, cache = options.device or usual_device(), _cache(options.cache)
     if options.ray is None and any(store.record(run) is None for run in runs):
         from kalmanclip.experiments.run_one import backbone_of
 

@@ -13,6 +13,7 @@ probable) has unit covariance.
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -213,7 +214,7 @@ def _mode(
             raise NumericalError("the weights of the classes are not finite; check the features and the logit scale")
         return value
 
-    solver = torch.optim.LBFGS(
+    solver = _LBFGS(
         [U, u], max_iter=5, history_size=10, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
     )
     least, before = tolerance * float(weights.sum()), math.inf
@@ -224,6 +225,12 @@ def _mode(
         before = value
     U, u = U.detach(), u.detach()
     return replace(prior, mean=prior.mean + U @ L_inv, gain=prior.gain + l_inv * u)
+
+
+class _LBFGS(torch.optim.LBFGS):
+    """L-BFGS that does not import torch's compiler to keep it away: that would take longer than most searches."""
+
+    add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)
 
 
 def _posterior(
