@@ -231,23 +231,26 @@ def test_unknown(write):
         rows.append({"kind": "alarms", "familiar": "pets", "shots": k, "seed": 1, **alarm})
     alarm = {"false alarms": 5.0, "counted": True, "in interval": False}
     rows.append({"kind": "held out", "familiar": "pets", "seed": 1, **alarm})
-    write("unknown", rows)
-    # near strangers first, corruptions last; the best of the others is named
-    assert [line[1:4] + line[6:] for line in cells(unknown.table())[2:]] == [
+    write("unknown-other", rows)
+    # other classes of the set first, corruptions last; the best of the others is named
+    assert [line[1:4] + line[6:] for line in cells(unknown.table("unknown-other"))[2:]] == [
         ["near", "**60.0**", "**73.0**", "50.0", "familiarity"],
         ["eurosat", "**60.0**", "49.0", "70.0", "ViM"],
         ["fog 5", "**60.0**", "**50.0**", "50.0", "familiarity"],
     ]
     # more than one shot only; every score that is as good as the best is bold
-    lines = {line[0]: line[1:] for line in cells(unknown.overview())[2:]}
+    lines = {line[0]: line[1:] for line in cells(unknown.overview("unknown-other"))[2:]}
     assert lines["**ours**"] == ["**73.0** / **50.0**", "49.0 / **50.0**", "**50.0** / **50.0**"]
     assert lines["ViM"] == ["50.0 / **50.0**", "**70.0** / **50.0**", "**50.0** / **50.0**"]
-    assert unknown.shortfall("near") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
-    assert unknown.shortfall("far") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
-    assert cells(unknown.alarms())[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
-    assert unknown.alarms_by_fit() == "from 1.0 to 16.0 % in these 2 fits"
-    assert (unknown.intervals("training"), unknown.intervals("held_out")) == ("1 of 1", "0 of 1")
-    assert unknown.held_out_alarms() == "5.0 % (single fits: 5.0 %)"
+    assert unknown.shortfall("near", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
+    assert unknown.shortfall("far", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
+    assert cells(unknown.alarms("unknown-other"))[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
+    assert unknown.alarms_by_fit("unknown-other") == "from 1.0 to 16.0 % in these 2 fits"
+    assert (unknown.intervals("training", "unknown-other"), unknown.intervals("held_out", "unknown-other")) == (
+        "1 of 1",
+        "0 of 1",
+    )
+    assert unknown.held_out_alarms("unknown-other") == "5.0 % (single fits: 5.0 %)"
 
 
 def test_sets_of_classes(write):
