@@ -122,14 +122,17 @@ def test_class_incremental_learning(write):
         for learner, last in known.items()
     ]
     rows.append({**rows[1], "seed": 2, "average": 63.0, "last": 53.0, "seconds": 5.0})
+    rows.append({**rows[0], "learner": "partial_fit", "last": 58.5})  # with one of the sets
     write("incremental", rows)
     assert cells(incremental.table()) == [
         ["learner", "EuroSAT", "OxfordPets", "CIFAR-100"],
         ["---", "---:", "---:", "---:"],
         ["RanPAC, no random features", "65.0 / 57.0", "64.0 / 54.0", "65.0 / 54.0"],
         ["partial_fit, no text", "70.0 / 62.0", "70.0 / 60.0", "70.0 / 59.0"],
+        ["**partial_fit**", "", "70.0 / 58.5", ""],
     ]
     assert incremental.gain(incremental.WITHOUT_TEXT, "RanPAC, no random features") == "+5.0 to +6.0"
+    assert incremental.gain("partial_fit", "RanPAC, no random features") == "+4.5"
     assert incremental.seconds("pets") == "3"
     write("incremental-cifar100", [])
     write("incremental-random", [{"data": "pets", "learner": "on random features", "last": 58.5}])

@@ -15,6 +15,8 @@ from kalmanclip.experiments.store import read_jsonl, to_jsonl
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
 
 PAGES = {path.relative_to(table.ROOT).as_posix(): path for path in figures.pages()}
+COMPARED = sorted(path.stem for path in table.RESULTS.glob("*.jsonl") if path.stem != "large")
+"""Files of `kalmanclip compare` and `kalmanclip paper`."""
 WHOLE = ("docs/results.md", "docs/results-tiny.md", "docs/small-model.md")
 """Pages of measurements."""
 MEASURED = (*WHOLE, "README.md", "docs/uncertainty.md", "docs/check.md", "docs/online.md", "docs/faq.md")
@@ -114,7 +116,7 @@ def test_no_measured_number_is_written_into_a_sentence(name):
     assert [line for line in by_nobody(measured_part(name)).splitlines() if NUMBER.search(line)] == []
 
 
-@pytest.mark.parametrize("name", ["comparison", "comparison-vitb16", "contamination", "paper", "shift"])
+@pytest.mark.parametrize("name", COMPARED)
 def test_committed_results_are_whole_slim_and_sorted(name):
     records, damaged = read_jsonl(table.RESULTS / f"{name}.jsonl")
     assert not damaged
@@ -234,7 +236,7 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
     figures.main(["--check"])
 
 
-@pytest.mark.parametrize("store", ["comparison", "comparison-vitb16", "shift"])
+@pytest.mark.parametrize("store", [name for name in COMPARED if name.startswith(("comparison", "shift"))])
 def test_records_have_the_options_of_their_rows(store):
     """A preset or a default that changes leaves records behind that are no longer what their label says."""
     options = json.loads((table.ROOT / "benchmarks/comparison.json").read_text())
