@@ -166,15 +166,15 @@ def shift_by_domain(study: str = "shift") -> str:
     frame, lines = results(study), []
     places = places_of(frame)
     default = default_of(_table(frame, "accuracy", _shifted(frame)))
-    columns = _averages(frame, ())
+    shots = sorted({place.shots for place in places})
     for name in dict.fromkeys(place.shift for place in places):
         gains = (
             _gains(frame, "accuracy", default, "zero_shot", [column])
-            for column in _averages(frame, (), [place for place in places if place.shift == name])
+            for column in _averages(frame, tuple(map(str, shots)), [place for place in places if place.shift == name])
         )
         shown = [span((100 * gain for gain in found), sign=True) if found else "-" for found in gains]
         lines.append([name.replace("_", " ") or "not shifted", *shown])
-    return markdown(["default less zero-shot, in points", *(title_of(column.heads) for column in columns)], lines)
+    return markdown(["default less zero-shot, in points", *map(shots_head, shots)], lines)
 
 
 def shift_better(study: str = "shift") -> str:
