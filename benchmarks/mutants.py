@@ -756,7 +756,7 @@ PREDICTION = [
         "prediction/ood.py",
         "tests/prediction/test_ood.py",
         {
-            "what is no near stranger makes up for what is a far one": (
+            "what is near makes up for what is far": (
                 "F.softplus(near) + FAR",
                 "near + FAR",
                 "test_neither_part_makes_up_for_the_other",

@@ -122,14 +122,17 @@ def test_class_incremental_learning(write):
         for learner, last in known.items()
     ]
     rows.append({**rows[1], "seed": 2, "average": 63.0, "last": 53.0, "seconds": 5.0})
+    rows.append({**rows[0], "learner": "partial_fit", "last": 58.5})  # with one of the sets
     write("incremental", rows)
     assert cells(incremental.table()) == [
         ["learner", "EuroSAT", "OxfordPets", "CIFAR-100"],
         ["---", "---:", "---:", "---:"],
         ["RanPAC, no random features", "65.0 / 57.0", "64.0 / 54.0", "65.0 / 54.0"],
         ["partial_fit, no text", "70.0 / 62.0", "70.0 / 60.0", "70.0 / 59.0"],
+        ["**partial_fit**", "", "70.0 / 58.5", ""],
     ]
     assert incremental.gain(incremental.WITHOUT_TEXT, "RanPAC, no random features") == "+5.0 to +6.0"
+    assert incremental.gain("partial_fit", "RanPAC, no random features") == "+4.5"
     assert incremental.seconds("pets") == "3"
     write("incremental-cifar100", [])
     write("incremental-random", [{"data": "pets", "learner": "on random features", "last": 58.5}])
@@ -231,23 +234,26 @@ def test_unknown(write):
         rows.append({"kind": "alarms", "familiar": "pets", "shots": k, "seed": 1, **alarm})
     alarm = {"false alarms": 5.0, "counted": True, "in interval": False}
     rows.append({"kind": "held out", "familiar": "pets", "seed": 1, **alarm})
-    write("unknown", rows)
-    # near strangers first, corruptions last; the best of the others is named
-    assert [line[1:4] + line[6:] for line in cells(unknown.table())[2:]] == [
+    write("unknown-other", rows)
+    # other classes of the set first, corruptions last; the best of the others is named
+    assert [line[1:4] + line[6:] for line in cells(unknown.table("unknown-other"))[2:]] == [
         ["near", "**60.0**", "**73.0**", "50.0", "familiarity"],
         ["eurosat", "**60.0**", "49.0", "70.0", "ViM"],
         ["fog 5", "**60.0**", "**50.0**", "50.0", "familiarity"],
     ]
     # more than one shot only; every score that is as good as the best is bold
-    lines = {line[0]: line[1:] for line in cells(unknown.overview())[2:]}
+    lines = {line[0]: line[1:] for line in cells(unknown.overview("unknown-other"))[2:]}
     assert lines["**ours**"] == ["**73.0** / **50.0**", "49.0 / **50.0**", "**50.0** / **50.0**"]
     assert lines["ViM"] == ["50.0 / **50.0**", "**70.0** / **50.0**", "**50.0** / **50.0**"]
-    assert unknown.shortfall("near") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
-    assert unknown.shortfall("far") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
-    assert cells(unknown.alarms())[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
-    assert unknown.alarms_by_fit() == "from 1.0 to 16.0 % in these 2 fits"
-    assert (unknown.intervals("training"), unknown.intervals("held_out")) == ("1 of 1", "0 of 1")
-    assert unknown.held_out_alarms() == "5.0 % (single fits: 5.0 %)"
+    assert unknown.shortfall("near", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
+    assert unknown.shortfall("far", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
+    assert cells(unknown.alarms("unknown-other"))[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
+    assert unknown.alarms_by_fit("unknown-other") == "from 1.0 to 16.0 % in these 2 fits"
+    assert (unknown.intervals("training", "unknown-other"), unknown.intervals("held_out", "unknown-other")) == (
+        "1 of 1",
+        "0 of 1",
+    )
+    assert unknown.held_out_alarms("unknown-other") == "5.0 % (single fits: 5.0 %)"
 
 
 def test_sets_of_classes(write):
