@@ -1,10 +1,12 @@
 """That studies write what their tables are drawn from, and that the tables say what was measured."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
 from benchmarks import (
+    bulk,
     comparison,
     conformal,
     descriptions,
@@ -12,6 +14,7 @@ from benchmarks import (
     fusion,
     incremental,
     label_noise,
+    large,
     observations,
     stream,
     study,
@@ -376,6 +379,34 @@ def test_descriptions(write):
     assert cells(descriptions.table("eurosat"))[3] == ["mean", "20.0", "52.0 / 1.500", "82.0 / 1.500"]
     assert descriptions.gain("mean", "eurosat") == "+2.0"
     assert descriptions.gain("spread 0.1", "eurosat", "4") == "−0.5"
+
+
+def test_bulk(write):
+    """Ratios are to one worker and to the plain loop; what was not measured is said to be so."""
+    rows = [
+        {"what": "throughput", "workers": workers, "per_s": per_s, "cpu_s": cpu_s, "total_s": 10.0 + workers}
+        for workers, per_s, cpu_s in ((2, 90.0, 0.012), (0, 40.0, 0.01), (1, 50.0, 0.011))
+    ]
+    grown = {"list_mb": 4.0, "list_cpu_s": 0.25, "resume_mb": 1.0, "resume_cpu_s": 0.5}
+    stream = {"what": "memory", "stream_mb": 9.0, "stream_cpu_s": 2.0}
+    rows += [{"names": 20000, **stream, **grown}, {"names": 3000000, **stream}]
+    write("bulk", rows)
+    assert cells(bulk.table())[2:] == [
+        ["none: a plain loop", "40", "0.80", "1.00", "10.0 ms", "1.00", "10 s"],
+        ["1", "50", "1.00", "1.25", "11.0 ms", "1.10", "11 s"],
+        ["2", "90", "1.80", "2.25", "12.0 ms", "1.20", "12 s"],
+    ]
+    assert (bulk.cost("1"), bulk.cost("2")) == ("1.10", "1.20")
+    assert cells(bulk.memory_table())[2:] == [
+        ["20,000", "4 MB, 0.2 s", "9 MB, 2.0 s", "1 MB, 0.5 s"],
+        ["3,000,000", "not measured", "9 MB, 2.0 s", "not measured"],
+    ]
+
+
+def test_large(write, tmp_path):
+    row = {"images": 4000, "classes": 1200, "folds": 1, "peak_bytes": 3e8, "peak_by_formula": 0.9, "learn_s": 30.0}
+    (tmp_path / "large.jsonl").write_text(json.dumps(row) + "\n")
+    assert cells(large.table())[2:] == [["4,000", "1,200", "1", "300 MB", "0.90", "7.5 ms"]]
 
 
 def test_an_interrupted_study_goes_on(tmp_path):
