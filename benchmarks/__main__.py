@@ -15,6 +15,7 @@ Each is also a command of its own, with more options: python -m benchmarks.step.
 
 python -m benchmarks.fit DATA           how long a fit takes
 python -m benchmarks.large              a fit with very many images and classes: stages, peak memory
+python -m benchmarks.bulk               predictions on a Ray cluster: throughput by workers, memory by pictures
 python -m benchmarks.precision DATA     what bfloat16 towers cost in accuracy
 python -m benchmarks.parallel           what several processes send each other, and hold
 python -m benchmarks.robustness         whether odd arguments, damage, kills and hostile requests are withstood

@@ -1,6 +1,6 @@
-"""Figures of the comparisons in results/{comparison,shift}[-vitb16].jsonl and contamination.jsonl, for the docs.
+"""Figures of the comparisons in results/, for the docs; a figure's ``study`` names the file, without .jsonl.
 
-Nothing is run here: `kalmanclip compare` makes the records (see docs/results.md).
+Nothing is run here: `kalmanclip compare` makes the records (see docs/results.md and docs/results-tiny.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import pandas as pd
 from benchmarks import table as files
 from benchmarks.table import SETS, markdown, shots_head, span
 from kalmanclip.data.corruptions import CORRUPTIONS
-from kalmanclip.experiments.aggregate import Place, places_of, to_frame
+from kalmanclip.errors import DataError
+from kalmanclip.experiments.aggregate import Cell, Place, places_of, to_frame
 from kalmanclip.experiments.figure import Picture
 from kalmanclip.experiments.render import Measure, Table, title_of
 from kalmanclip.experiments.report import MEASURES, Column, draw_comparison, make_table
@@ -24,6 +25,7 @@ OWN = (RESIDUALS, "kalman", JOINT)
 """This package's methods: what is not among them is a rival."""
 
 BRIER = Measure("brier", "Brier score (less is better)", digits=3, sign=-1)
+SECONDS = Measure("seconds", "Seconds of a run", digits=0, sign=-1)
 
 NAMES = {
     "class_residuals no crops": "class residuals, no crops",
@@ -60,13 +62,13 @@ def means(measure: str, study: str = "comparison") -> str:
 
 
 def overview(study: str = "comparison") -> str:
-    """Accuracy / NLL, mean over the data sets; the best at the most shots first, variants of the default left out."""
+    """Accuracy / NLL, mean over the data sets; the best at the most shots first; no variants of class residuals."""
     frame = results(study)
     accuracy, nll = (_table(frame, measure, _averages(frame, ())) for measure in ("accuracy", "nll"))
     methods, last = methods_of(frame), len(accuracy.columns) - 1
     default = default_of(accuracy)
-    own = [i for i, (row,) in enumerate(accuracy.rows) if row in (default, RESIDUALS) or methods[row] not in OWN]
-    ranked = sorted(own, key=lambda row: -(accuracy.cell(row, last).mean or 0))
+    kept = [i for i, (row,) in enumerate(accuracy.rows) if row == RESIDUALS or methods[row] != RESIDUALS]
+    ranked = sorted(kept, key=lambda row: -(accuracy.cell(row, last).mean or 0))
 
     def text(row: int, column: int) -> str:
         right, loss = accuracy.cell(row, column), nll.cell(row, column)
@@ -84,18 +86,24 @@ def overview(study: str = "comparison") -> str:
 
 def summary(study: str = "comparison") -> str:
     """In how many columns the default is the best, alone or with others: means over data sets, and single ones."""
-    best, single, frame = {}, {}, results(study)
+    best, single, frame, fewer = {}, {}, results(study), False
     for measure in ("accuracy", "nll", "ece"):
         for counts, columns in ((best, _averages(frame, ())), (single, _columns(frame))):
             table = _table(frame, measure, columns)
             ours = table.rows.index((default_of(table),))
             won = sum(ours in table.best(column) for column in range(len(table.columns)))
             counts[measure] = f"{won} of {len(table.columns)}"
+            fewer |= any(0 < cell.seeds < table.cell(ours, j).seeds for (_, j), cell in table.cells.items())
     return (
         f"- **Means over the data sets**: the default has the highest accuracy at {best['accuracy']} numbers of shots, "
         f"the lowest NLL at {best['nll']},\n  the lowest calibration error at {best['ece']}.\n"
         f"- **Data set by data set** it has the highest accuracy in {single['accuracy']} cells, the lowest NLL in "
         f"{single['nll']}, the lowest calibration error in {single['ece']}."
+        + (
+            "\n- A number over fewer seeds than the default's does not compete; the lists below have it."
+            if fewer
+            else ""
+        )
     )
 
 
@@ -112,11 +120,11 @@ def losses(measure: str, study: str = "comparison") -> str:
         ours, behind = table.cell(default, j), []
         for i, (row,) in enumerate(table.rows):
             theirs = table.cell(i, j)
-            gains = [shown.sign * (theirs.by_seed[s] - ours.by_seed[s]) for s in theirs.by_seed if s in ours.by_seed]
+            gains = [shown.sign * apart for apart in _apart(theirs, ours)]
             gain = statistics.fmean(gains) if gains else 0.0
             if shown.round(gain) > 0:
                 std = f" ± {shown.show(statistics.stdev(gains))}" if len(gains) > 1 else ""
-                behind.append((gain, f"{called(row)} by {shown.show(gain)}{std}{_share(theirs.seeds, ours.seeds)}"))
+                behind.append((gain, f"{called(row)} by {shown.show(gain)}{std}{_share(len(gains), ours.seeds)}"))
         if behind and ours.mean is not None:
             said = "; ".join(text for _, text in sorted(behind, reverse=True))
             (place,) = column.places
@@ -128,75 +136,58 @@ def losses(measure: str, study: str = "comparison") -> str:
     return markdown(heads, lines, left=1).replace("---: | ---: |", "---: | --- |")
 
 
-def mean(measure: str, row: str, *shots: str) -> str:
+def mean(measure: str, row: str, study: str = "comparison", *shots: str) -> str:
     """The mean over the data sets: one number, or the least and the largest over numbers of shots."""
-    shown, found = (
-        _measure(measure),
-        _means(results("comparison"), measure, row, _averages(results("comparison"), shots)),
-    )
+    shown, frame = _measure(measure), results(study)
+    found = (cell.mean for cell in _cells(frame, measure, row, _averages(frame, shots)))
     return span((shown.scale * number for number in found if number is not None), shown.digits)
 
 
-def gain(measure: str, row: str, other: str, *shots: str, study: str = "comparison") -> str:
+def gain(measure: str, row: str, other: str, study: str = "comparison", *shots: str) -> str:
     """By how much one method is better than another in the mean: the least and the largest over numbers of shots."""
-    shown, columns = _measure(measure), _averages(results(study), shots)
-    one, two = (_means(results(study), measure, name, columns) for name in (row, other))
-    return span((shown.scale * shown.sign * d for d in _less(one, two)), shown.digits)
+    shown, frame = _measure(measure), results(study)
+    gains = _gains(frame, measure, row, other, _averages(frame, shots))
+    return span((shown.scale * shown.sign * gain for gain in gains), shown.digits)
 
 
-def gain_vitb16(measure: str, row: str, other: str, *shots: str) -> str:
-    """The same on the real image tower."""
-    return gain(measure, row, other, *shots, study="comparison-vitb16")
-
-
-def seconds(study: str) -> str:
-    """Seconds of a fit, mean over data sets and seeds."""
+def seconds(study: str = "comparison") -> str:
+    """Seconds of a run, mean over data sets and seeds."""
     frame = results(study)
-    by_shots = frame[(frame["status"] == "done") & (frame["shift"] == "")].pivot_table("seconds", "row", "shots")
-    default = default_of(_table(frame, "accuracy", _averages(frame, ())))
-    lines = [
-        [called(row, default), *("-" if number != number else f"{number:.0f}" for number in by_shots.loc[row])]
-        for row in dict.fromkeys(frame["row"])
-    ]
-    return markdown(["method", *map(shots_head, by_shots.columns)], lines)
+    return _drawn(make_table("", frame, _averages(frame, ()), SECONDS), plain=True)
 
 
-def shift(*shots: str, study: str = "shift") -> str:
+def shift(study: str = "shift") -> str:
     """Accuracy under shift, mean over the shifted test sets."""
-    return _drawn(_table(results(study), "accuracy", _shifted(*shots, study=study)))
+    return _drawn(_table(results(study), "accuracy", _shifted(results(study))))
 
 
-def shift_vitb16(*shots: str) -> str:
-    """The same on the real image tower."""
-    return shift(*shots, study="shift-vitb16")
-
-
-def shift_by_domain_vitb16(*shots: str) -> str:
-    """Accuracy of the default less zero-shot's, by shifted test set, on the real image tower."""
-    return shift_by_domain(*shots, study="shift-vitb16")
-
-
-def shift_by_domain(*shots: str, study: str = "shift") -> str:
+def shift_by_domain(study: str = "shift") -> str:
     """Accuracy of the default less zero-shot's, by shifted test set."""
     frame, lines = results(study), []
     places = places_of(frame)
-    default = default_of(_table(frame, "accuracy", _shifted(*shots, study=study)))
-    numbers = [int(number) for number in shots] or sorted({place.shots for place in places})
+    default = default_of(_table(frame, "accuracy", _shifted(frame)))
+    shots = sorted({place.shots for place in places})
     for name in dict.fromkeys(place.shift for place in places):
-        columns = [Column((p.data, str(k)), (p,)) for k in numbers for p in places if (p.shift, p.shots) == (name, k)]
-        one, two = (_means(frame, "accuracy", row, columns) for row in (default, "zero_shot"))
-        gains = [f"{100 * d:+.1f}".replace("-", "−") for d in _less(one, two)]
-        lines.append([name.replace("_", " ") or "not shifted", *gains])
-    return markdown(["default less zero-shot, in points", *map(shots_head, numbers)], lines)
+        gains = (
+            _gains(frame, "accuracy", default, "zero_shot", [column])
+            for column in _averages(frame, tuple(map(str, shots)), [place for place in places if place.shift == name])
+        )
+        shown = [span((100 * gain for gain in found), sign=True) if found else "-" for found in gains]
+        lines.append([name.replace("_", " ") or "not shifted", *shown])
+    return markdown(["default less zero-shot, in points", *map(shots_head, shots)], lines)
 
 
-def shift_better() -> str:
+def shift_better(study: str = "shift") -> str:
     """The methods that are better than the default under shift, in the mean over the shifted test sets."""
-    table, said = _table(results("shift"), "accuracy", _shifted()), []
+    table, said = _table(results(study), "accuracy", _shifted(results(study))), []
     default = table.rows.index((default_of(table),))
     for column, heads in enumerate(table.columns):
-        own = table.cell(default, column).mean or 0.0
-        better = [called(row) for i, (row,) in enumerate(table.rows) if (table.cell(i, column).mean or 0.0) > own]
+        ours, better = table.cell(default, column), []
+        for i, (row,) in enumerate(table.rows):
+            theirs = table.cell(i, column)
+            apart = _apart(theirs, ours)
+            if apart and statistics.fmean(apart) > 0:
+                better.append(called(row) + _share(len(apart), ours.seeds))
         said.append(f"*{title_of(heads)}*: {'; '.join(better) or 'none'}")
     return ". ".join(said)
 
@@ -210,13 +201,16 @@ def contamination() -> str:
 def contaminated_gain(row: str, other: str) -> str:
     """By how many points of accuracy one row is above another: the least and the largest over the shares."""
     spoilt = results("contamination")
-    one, two = (_means(spoilt, "accuracy", name, _by_share(spoilt)) for name in (row, other))
-    return span((100 * d for d in _less(one, two)), sign=True)
+    return span((100 * d for d in _gains(spoilt, "accuracy", row, other, _by_share(spoilt))), sign=True)
 
 
-def figure() -> Picture:
-    """Accuracy against shots, as the docs show it."""
-    return draw_comparison(results("comparison"))
+def pictures() -> dict[str, Picture]:
+    """Accuracy against shots, by the names of the files in docs/assets."""
+    frames = {study: results(study) for study in ("comparison", "comparison-vitb16")}
+    return {
+        study: draw_comparison(frame.assign(row=[called(row).replace("`", "") for row in frame["row"]]))
+        for study, frame in frames.items()
+    }
 
 
 def corruptions() -> str:
@@ -243,9 +237,12 @@ def called(row: str, default: str = "") -> str:
 
 @cache
 def results(study: str) -> pd.DataFrame:
-    """The frame of results/STUDY.jsonl: of one model, or of what was measured with `tiny`."""
-    models = () if study.endswith("vitb16") else ("tiny",)
-    return to_frame(choose(files.RESULTS / f"{study}.jsonl", Selection(models=models)).records)
+    """The frame of results/STUDY.jsonl, which are of one model."""
+    path = files.RESULTS / f"{study}.jsonl"
+    frame = to_frame(choose(path, Selection()).records)
+    if frame["model"].nunique() != 1:
+        raise DataError(f"{path} has results of several models. Keep those of each in a file of its own.")
+    return frame
 
 
 def methods_of(frame: pd.DataFrame) -> dict[str, str]:
@@ -272,9 +269,8 @@ def _by_share(frame: pd.DataFrame) -> list[Column]:
     return [Column((f"{100 * place.share:g} %",), (place,)) for place in sorted(_own(frame))]
 
 
-def _shifted(*shots: str, study: str = "shift") -> list[Column]:
-    frame = results(study)
-    return _averages(frame, shots, [place for place in places_of(frame) if place.shift])
+def _shifted(frame: pd.DataFrame) -> list[Column]:
+    return _averages(frame, (), [place for place in places_of(frame) if place.shift])
 
 
 def _averages(frame: pd.DataFrame, shots: tuple[str, ...], places: list[Place] | None = None) -> list[Column]:
@@ -288,21 +284,32 @@ def _table(frame: pd.DataFrame, measure: str, columns: list[Column]) -> Table:
     return make_table(measure, frame, columns, _measure(measure))
 
 
-def _means(frame: pd.DataFrame, measure: str, row: str, columns: list[Column]) -> list[float | None]:
+def _cells(frame: pd.DataFrame, measure: str, row: str, columns: list[Column]) -> list[Cell]:
     """Of one row, by column."""
     table = _table(frame[frame["row"] == row], measure, columns)
-    found = {heads: table.cell(0, j).mean for j, heads in enumerate(table.columns)}
-    return [found.get(column.heads) for column in columns]
+    found = {heads: table.cell(0, j) for j, heads in enumerate(table.columns)}
+    return [found.get(column.heads, Cell()) for column in columns]
 
 
-def _less(one: list[float | None], two: list[float | None]) -> list[float]:
-    """Differences where both are known."""
-    return [a - b for a, b in zip(one, two, strict=True) if a is not None and b is not None]
+def _gains(frame: pd.DataFrame, measure: str, row: str, other: str, columns: list[Column]) -> list[float]:
+    """One row's numbers less another's, by column: means over the seeds that both have, where there are any."""
+    pairs = zip(*(_cells(frame, measure, name, columns) for name in (row, other)), strict=True)
+    return [statistics.fmean(apart) for one, two in pairs if (apart := _apart(one, two))]
 
 
-def _drawn(table: Table) -> str:
+def _apart(one: Cell, two: Cell) -> list[float]:
+    """One cell's numbers less another's, seed by seed, of the seeds that both have."""
+    return [number - two.by_seed[seed] for seed, number in one.by_seed.items() if seed in two.by_seed]
+
+
+def _drawn(table: Table, plain: bool = False) -> str:
+    """All rows and columns; ``plain``: without deviations over the seeds, and nothing bold."""
+
     def text(row: int, column: int) -> str:
-        return f"**{table.text(row, column)}**" if row in table.best(column) else table.text(row, column)
+        cell = table.cell(row, column)
+        if plain and cell.mean is not None:
+            return table.measure.show(cell.mean)
+        return f"**{table.text(row, column)}**" if not plain and row in table.best(column) else table.text(row, column)
 
     columns = range(len(table.columns))
     default = default_of(table)

@@ -87,8 +87,8 @@ def difference(path: Path) -> str:
 
 def _pictures() -> dict[str, Picture]:
     """All pictures, by the names of their files in docs/assets."""
-    own = {"comparison": comparison.figure(), "suggest": suggest.figure()}
-    return paper.pictures() | own | optimizers.pictures()
+    own = {"suggest": suggest.figure()}
+    return comparison.pictures() | paper.pictures() | optimizers.pictures() | own
 
 
 def main(arguments: list[str] | None = None) -> None:

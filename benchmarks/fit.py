@@ -13,24 +13,19 @@ Without a folder, pictures are made up: smooth colours with grain, about as larg
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from benchmarks.measure import Options, Row, options_from, parser, report, synchronise
+from benchmarks.pictures import make_pictures
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder, sample_shots
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.encoders.features import ENCODE_BATCH, decoded
 from kalmanclip.methods import Classifier, KalmanConfig, make_classifier, preset
 
 ALONE = 1024  # images that decoding and prefix are measured on
-TEXTURES = 32
 
 
 @dataclass(frozen=True)
@@ -133,36 +128,6 @@ def _alone(backbone: Backbone, method: Classifier, images: LabelledImages, devic
         encode(batch)
     synchronise(device)
     return decoding, time.perf_counter() - begin
-
-
-def make_pictures(folder: Path, count: int, classes: int, size: tuple[int, int]) -> list[Path]:
-    """Writes JPEG files of that width and height into one folder per class, evenly; returns their paths."""
-    generator = np.random.default_rng(0)
-    textures = [_texture(generator, size) for _ in range(min(count, TEXTURES))]
-    files = []
-    for i in range(count):
-        place = folder / f"number {i % classes:04d}"
-        place.mkdir(exist_ok=True)
-        files.append(place / f"{i}.jpg")
-
-    def write(i: int) -> None:
-        # every file is different, and none costs more than compressing it
-        rolled = np.roll(textures[i % len(textures)], (7 * i, 13 * i), axis=(0, 1))
-        Image.fromarray(rolled).save(files[i], quality=90)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(write, range(count)))
-    return files
-
-
-def _texture(generator: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """Smooth colours with edges and a little grain, (height, width, 3): compresses about as well as a photograph."""
-    total = np.zeros((size[1], size[0], 3))
-    for cells, weight in ((4, 0.6), (24, 0.4)):
-        coarse = Image.fromarray(generator.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-        total += weight * np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=float)
-    total += generator.normal(0, 4, total.shape)
-    return total.clip(0, 255).astype(np.uint8)
 
 
 def main(arguments: list[str] | None = None) -> None:

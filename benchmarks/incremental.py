@@ -254,13 +254,10 @@ def table(name: str = "incremental", rows: list[Row] | None = None) -> str:
 
 
 def gain(learner: str, rival: str, what: str = "last", name: str = "incremental") -> str:
-    """How many points a learner is above another, average or last: the least and the largest by data set."""
+    """How many points a learner is above another, average or last: the least and the largest by data set with both."""
     rows = read_rows(name)
-
-    def accuracy(own: str, data: str) -> float:
-        return mean(only(rows, learner=own, data=data), what)
-
-    return span((accuracy(learner, data) - accuracy(rival, data) for data in values(rows, "data")), sign=True)
+    pairs = [[only(rows, learner=one, data=data) for one in (learner, rival)] for data in values(rows, "data")]
+    return span((mean(own, what) - mean(other, what) for own, other in pairs if own and other), sign=True)
 
 
 def gain_of_random_features() -> str:

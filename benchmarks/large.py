@@ -1,160 +1,232 @@
 """A fit of class residuals with very many images and classes: seconds by stage, and peak memory beside its formula.
 
-    python -m benchmarks.large --images 2000 --classes 100
-    python -m benchmarks.large --images 100000 --classes 1000 --models ViT-B-16:random --device cuda
+    python -m benchmarks.large --images 8000 --classes 100 --json results/large.jsonl
+    python -m benchmarks.large --device cuda --images 100000 --classes 1000 --model ViT-B-16:random \\
+        --precision bfloat16 --pictures 20000 --json results/large-cuda.jsonl
 
-Learning is measured on made-up embeddings of full number, decoding and encoding on at most ``--pictures`` made-up JPEG
-files, from which the seconds of all images and crops are reckoned. On a GPU, decoding by nvJPEG is measured, too, where
-torchvision has it. Nothing but torch, torchvision, open_clip and what those need has to be installed.
+*Learning* is measured on made-up embeddings, of ``--images`` images. With ``--pictures`` a *whole fit* from so many
+made-up JPEG files is added: seconds of reading (decoding and encoding overlap) and of learning, then decoding and
+encoding each alone. What is slower alone is what bounds reading. Where torchvision has it, its decoder is measured on
+the same files, on the processor and on the GPU (nvJPEG): it is not used, since its pixels differ from Pillow's.
+
+Every stage is printed, and added to the file, as soon as it is measured. Nothing but what `kalmanclip` imports has to
+be installed, on a processor also rich.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
+from benchmarks.pictures import make_pictures
+from kalmanclip.data import FewShotTask, read_folder
 from kalmanclip.encoders import Backbone, load_backbone
-from kalmanclip.encoders.features import decoded
+from kalmanclip.encoders.features import ENCODE_BATCH, decoded
 from kalmanclip.encoders.towers import ImageEncoder
+from kalmanclip.methods import ClassResiduals
 from kalmanclip.methods.residuals import ClassResidualsConfig, ResidualBelief, held_out_parts
 from kalmanclip.process import prepare_process
 
-MATRICES = 6  # of samples times classes that the search for the mode holds at once
+ALONE = 4096  # files that decoding alone is measured on
+BATCH = 2**22  # numbers of a batch of the search for the mode; four such are there at once
+DRAWS = 2**24  # logits that are drawn at a time; four such are there at once
+SMALL = 12  # numbers of each crop besides: labels, weights and positions
+PRIORS = 14  # that are tried, about: each leaves its weights and its metric
 
 
-def expected_bytes(samples: int, width: int, classes: int, folds: int) -> int:
-    """The formula of docs/performance.md: embeddings, their copies, and similarities, in float32."""
-    search = (folds + 3) * width + MATRICES * classes
-    statistics = (folds + 5) * width  # two copies of the embeddings are in float64
-    return 4 * samples * max(search, statistics)
+def expected_bytes(images: int, crops: int, width: int, classes: int, held: Sequence[int]) -> int:
+    """The formula of docs/performance.md, with the terms that do not grow with the number of images.
+
+    Args:
+        images: N.
+        crops: V, of each.
+        width: d.
+        classes: C.
+        held: images held out, by parts.
+    """
+    samples = images * crops
+    most = samples - crops * min(held, default=0)  # learned at once, with the metric and the similarities
+    copies = samples * width * (1 + len(held))  # of the embeddings: given, and as the parts have them
+    search = most * (width + classes + SMALL) + 4 * BATCH
+    averaging = 5 * sum(held) * classes + 4 * min(DRAWS, 64 * max(held, default=0) * classes)
+    beliefs = PRIORS * len(held) * width * (classes + width) + 24 * width * classes  # and the search's last steps
+    return 4 * (max(copies + max(search, averaging), samples * (2 * width + classes + SMALL) + 4 * BATCH) + beliefs)
 
 
 def learn(images: int, classes: int, width: int, scale: float, device: str) -> dict[str, Any]:
-    """Learn from made-up embeddings; seconds and bytes."""
+    """Learn from made-up embeddings; seconds and bytes, the embeddings among them."""
     config = ClassResidualsConfig()
     generator = torch.Generator().manual_seed(0)
     centres = F.normalize(torch.randn(classes, width, generator=generator), dim=1)
-    labels = (torch.arange(images) % classes).to(device)
-    crops = torch.randn(images, len(config.weights), width, generator=generator).mul_(0.05).to(device)
-    crops = crops.add_(centres.to(device)[labels].unsqueeze(1)).div_(crops.norm(dim=2, keepdim=True))
+    texts = F.normalize(centres + 0.1 * torch.randn(classes, width, generator=generator), dim=1)
+    labels = torch.arange(images) % classes
+    crops = torch.randn(images, len(config.weights), width, generator=generator).mul_(0.05)  # of one image
+    crops += (centres[labels] + 0.15 * torch.randn(images, width, generator=generator)).unsqueeze(1)  # of one class
+    crops, labels = F.normalize(crops, dim=2).to(device), labels.to(device)
     belief = ResidualBelief(config, scale)
-    belief.set_classes([str(c) for c in range(classes)], centres.to(device))
-    before = _bytes_now(device)
+    belief.set_classes([str(c) for c in range(classes)], texts.to(device))
+    held = [len(part) for _, part in held_out_parts(labels, config.folds)]
+    taken, peak = _timed_with_peak(lambda: belief.learn(crops, labels), device)
+    peak += crops.nbytes
+    expected = expected_bytes(images, crops.shape[1], width, classes, held)
+    found = {"learn_s": taken, "folds": len(held), "priors": len(belief.held_out_log_likelihood)}
+    return found | {"peak_bytes": peak, "formula_bytes": expected, "peak_by_formula": peak / expected}
+
+
+def _timed_with_peak(call: Callable[[], object], device: str) -> tuple[float, int]:
+    """Seconds of a call (on a processor: of its time), and bytes that tensors took beyond those before it."""
+    if device == "cpu":
+        from benchmarks.measure import peak_memory
+
+        begin = time.process_time()
+        peak = peak_memory(call, device, warm=True)
+        return time.process_time() - begin, peak
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, begin = torch.cuda.memory_allocated(), time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin, torch.cuda.max_memory_allocated() - before
+
+
+def fit(backbone: Backbone, folder: Path, device: str) -> dict[str, Any]:
+    """A whole fit from JPEG files: seconds by stage, and the most memory that GPU and process held."""
+    stages: dict[str, float] = {}
+    with suppress(OSError):  # where the system can forget the most so far
+        Path("/proc/self/clear_refs").write_text("5")
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    begin = time.perf_counter()
-    belief.learn(crops, labels)
+    begin = last = time.perf_counter()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        stages[stage] = stages.get(stage, 0.0) + now - last
+        last = now
+
+    ClassResiduals(backbone).fit(FewShotTask(read_folder(folder)), progress)
+    _wait(device)
+    stages["the rest"] = time.perf_counter() - last
+    found: dict[str, Any] = {"fit_s": time.perf_counter() - begin, "stages_s": stages}
     if device != "cpu":
-        torch.cuda.synchronize()
-    taken = time.perf_counter() - begin
-    peak = _peak_bytes(device) - before + crops.nbytes  # the embeddings count, too
-    folds = len(held_out_parts(labels, config.folds))
-    expected = expected_bytes(images * crops.shape[1], width, classes, folds)
-    return {"learn_s": taken, "peak_bytes": peak, "formula_bytes": expected, "peak_by_formula": peak / expected}
+        found["gpu_peak_bytes"] = torch.cuda.max_memory_allocated()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return found | {"process_peak_bytes": int(status["VmHWM"].split()[0]) << 10}
 
 
-def _bytes_now(device: str) -> int:
-    if device != "cpu":
-        return torch.cuda.memory_allocated()
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) << 10
-
-
-def _peak_bytes(device: str) -> int:
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
-def read(backbone: Backbone, pictures: int, size: int, device: str) -> dict[str, Any]:
-    """Decode and encode made-up pictures; images a second."""
+def alone(backbone: Backbone, files: Sequence[Path], device: str) -> dict[str, Any]:
+    """Decoding and encoding alone: images a second, and by which of them a pass over the images is bounded."""
     rates: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        files = _made_up(Path(folder), pictures, size)
-        list(decoded(backbone, files[:16]))  # not counted: threads, allocators
-        rates["decode_per_s"] = pictures / _seconds(lambda: [None for _ in decoded(backbone, files)], device)
-        if device != "cpu":
-            rates["decode_nvjpeg_per_s"] = _nvjpeg(files, device)
-    batch = torch.randn(64, 3, backbone.image_size, backbone.image_size, device=device, dtype=backbone.dtype)
+    list(decoded(backbone, files[:16]))  # not counted: threads, allocators
+    rates["decode_per_s"] = len(files) / _seconds(lambda: [None for _ in decoded(backbone, files)], device)
+    size = min(ENCODE_BATCH, len(files))
+    side = backbone.image_size
+    batch = torch.randn(size, 3, side, side, device=device, dtype=backbone.dtype)
     encode = ImageEncoder(backbone.model)
     with torch.no_grad():
         encode(batch)
-        rounds = max(1, pictures // len(batch))
-        rates["encode_per_s"] = rounds * len(batch) / _seconds(lambda: [encode(batch) for _ in range(rounds)], device)
+        rounds = max(1, len(files) // size)
+        rates["encode_per_s"] = rounds * size / _seconds(lambda: [encode(batch) for _ in range(rounds)], device)
+    bounded = "decoding" if rates["decode_per_s"] < rates["encode_per_s"] else "encoding"
+    rates |= {"bounded_by": bounded, "files": len(files)}
+    # whole batches at once on the GPU; one file after the other, in as many threads as processors, without one
+    rates["torchvision_cpu_per_s"] = _torchvision(files, "cpu")
+    if device != "cpu":
+        rates["torchvision_cuda_per_s"] = _torchvision(files, device)
     return rates
 
 
-def _nvjpeg(files: list[Path], device: str) -> float | str:
-    from torchvision.io import decode_jpeg
-
-    data = [torch.from_numpy(np.fromfile(file, dtype=np.uint8)) for file in files]
+def _torchvision(files: Sequence[Path], device: str) -> float | str:
+    """Images a second of torchvision's decoder, from files that were read before; a sentence where it is not there."""
     try:
-        decode_jpeg(data[:16], device=device)
-        parts = [data[i : i + 64] for i in range(0, len(data), 64)]
-        return len(data) / _seconds(lambda: [decode_jpeg(part, device=device) for part in parts], device)
-    except RuntimeError as problem:
+        from torchvision.io import decode_jpeg
+        from torchvision.io.image import ImageReadMode
+
+        data = [torch.from_numpy(np.fromfile(file, dtype=np.uint8)) for file in files]
+        if device != "cpu":
+            parts = [data[i : i + 128] for i in range(0, len(data), 128)]
+            decode_jpeg(parts[0], mode=ImageReadMode.RGB, device=device)
+            call = lambda: [len(decode_jpeg(p, mode=ImageReadMode.RGB, device=device)) for p in parts]  # noqa: E731
+            return len(data) / _seconds(call, device)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            one = lambda d: len(decode_jpeg(d, mode=ImageReadMode.RGB))  # noqa: E731
+            return len(data) / _seconds(lambda: list(pool.map(one, data)), device)
+    except (ImportError, RuntimeError) as problem:
         return f"not there: {str(problem).splitlines()[0]}"
 
 
-def _seconds(call: Any, device: str) -> float:
-    begin = time.perf_counter()
-    call()
+def _wait(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    _wait(device)
+    begin = time.perf_counter()
+    call()
+    _wait(device)
     return time.perf_counter() - begin
 
 
-def _made_up(folder: Path, count: int, size: int) -> list[Path]:
-    """Write JPEG files of smooth colours with grain, about as large as photographs."""
-    random = np.random.default_rng(0)
-    files = []
-    for number in range(count):
-        coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((size, size))
-        grain = random.integers(-12, 13, (size, size, 3))
-        files.append(folder / f"{number}.jpg")
-        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=85)
-    return files
+def table() -> str:
+    """Learning on a processor, by numbers of images and classes, from results/large.jsonl."""
+    from benchmarks import table as tables
+
+    lines = []
+    for line in (tables.RESULTS / "large.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        cells = [f"{row['images']:,}", f"{row['classes']:,}", str(row["folds"]), f"{row['peak_bytes'] / 1e6:.0f} MB"]
+        cells += [f"{row['peak_by_formula']:.2f}", f"{1e3 * row['learn_s'] / row['images']:.1f} ms"]
+        lines.append(cells)
+    heads = ["images", "classes", "parts held out", "peak", "/ formula", "processor time of an image"]
+    return tables.markdown(heads, lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure one size, and print it as JSON."""
+    """Measure one size, stage by stage, and print each as JSON."""
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument("--images", type=int, default=2000)
+    command.add_argument("--images", type=int, default=4200, help="embeddings to learn from; 0: none")
     command.add_argument("--classes", type=int, default=100)
-    command.add_argument("--pictures", type=int, default=512, help="files that reading is measured on; 0: not at all")
-    command.add_argument("--size", type=int, default=400, help="width and height of a picture")
-    command.add_argument("--models", default="tiny", metavar="MODEL")
+    command.add_argument("--pictures", type=int, default=0, help="JPEG files of a whole fit; 0: none")
+    command.add_argument("--size", type=int, default=224, help="width and height of a picture")
+    command.add_argument("--model", default="tiny")
     command.add_argument("--precision", default="float32")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    command.add_argument("--json", type=Path, help="add the result to this file, one line each")
+    command.add_argument("--json", type=Path, help="add the results to this file, one stage a line")
     given = command.parse_args(arguments)
     prepare_process()
-    backbone = load_backbone(given.models, given.device, given.precision)
-    found: dict[str, Any] = {"images": given.images, "classes": given.classes, "model": given.models}
-    found |= {"device": torch.cuda.get_device_name() if given.device != "cpu" else "cpu", "precision": given.precision}
-    found |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    # first: the most that the process has held so far must not be that of another stage
-    found |= learn(given.images, given.classes, backbone.width, backbone.logit_scale, given.device)
+    backbone = load_backbone(given.model, given.device, given.precision)
+    machine: dict[str, Any] = {"classes": given.classes, "model": given.model, "precision": given.precision}
+    machine |= {"device": torch.cuda.get_device_name() if given.device != "cpu" else "cpu"}
+    machine |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
+
+    def tell(stage: str, images: int, found: dict[str, Any]) -> None:
+        line = {"stage": stage, "images": images, **machine, **found}
+        print(json.dumps(line, indent=2), flush=True)
+        if given.json:
+            with given.json.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    if given.images:
+        made = learn(given.images, given.classes, backbone.width, backbone.logit_scale, given.device)
+        tell("learning", given.images, made)
     if given.pictures:
-        found |= read(backbone, given.pictures, given.size, given.device)
-        crops = len(ClassResidualsConfig().weights)
-        # the centre crop and the random crops each come from a decoding of their own
-        found |= {"decode_s": 2 * given.images / found["decode_per_s"]}
-        found |= {"encode_s": crops * given.images / found["encode_per_s"]}
-    print(json.dumps(found, indent=2))
-    if given.json:
-        with given.json.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+        with tempfile.TemporaryDirectory() as place:
+            files = make_pictures(Path(place), given.pictures, given.classes, (given.size, given.size))
+            tell("alone", given.pictures, alone(backbone, files[:ALONE], given.device))
+            tell("fit", given.pictures, fit(backbone, Path(place), given.device))
 
 
 if __name__ == "__main__":

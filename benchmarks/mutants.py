@@ -424,9 +424,14 @@ FILTERING = [
             ),
             "a precision for a variance of the gain": ("1 / gain_std**2", "gain_std**2", ""),
             "the pull of the prior left out of the derivative": (
-                "e.mT @ x_L + pull @ L_inv.mT",
-                "e.mT @ x_L",
+                "(scale * slope + pull) @ L_inv.mT",
+                "scale * slope @ L_inv.mT",
                 "",
+            ),
+            "the last images alone have a derivative": (
+                "slope.addmm_(e.mT, x_b)",
+                "slope = e.mT @ x_b",
+                "test_images_that_are_read_some_at_a_time_are_all_read",
             ),
             "no derivative with respect to the gain": (
                 "u.grad = l_inv * (",
@@ -756,7 +761,7 @@ PREDICTION = [
         "prediction/ood.py",
         "tests/prediction/test_ood.py",
         {
-            "what is no near stranger makes up for what is a far one": (
+            "what is near makes up for what is far": (
                 "F.softplus(near) + FAR",
                 "near + FAR",
                 "test_neither_part_makes_up_for_the_other",

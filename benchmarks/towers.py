@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,8 @@ from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.encoders.features import Progress
 from kalmanclip.methods import Joint, JointConfig, Method, make_classifier, make_method, preset, with_options
+from kalmanclip.methods.baselines.descent import Descent as PlainDescent
+from kalmanclip.methods.baselines.descent import make_adamw
 from kalmanclip.methods.baselines.training import Recipe
 from kalmanclip.methods.joint import Batch
 from kalmanclip.methods.leave_one_out import LeaveOneOut
@@ -71,18 +74,17 @@ class Descent(Joint):
     config: DescentConfig
 
     def _learn_towers(self, batches: Iterator[Batch], observed: LeaveOneOut, steps: int, progress: Progress) -> None:
-        recipe = self.config.recipe
-        optimiser = torch.optim.AdamW(self.encoder.image.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
-        for step in range(steps):
-            positions, shown = next(batches)
-            for group in optimiser.param_groups:
-                group["lr"] = recipe.rate(step, steps, 1)
-            f = self.encoder.encode_images(shown)
-            loss = F.cross_entropy(observed.logits(f, positions), observed.labels[positions])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+        recipe, encoder = self.config.recipe, self.encoder
+
+        def loss(positions: torch.Tensor, *shown: torch.Tensor) -> torch.Tensor:
+            f = encoder.encode_images(shown)
+            value = F.cross_entropy(observed.logits(f, positions), observed.labels[positions])
             observed.remember(f.detach(), positions)
+            return value
+
+        descent = PlainDescent(make_adamw(list(encoder.image.parameters()), recipe.lr, recipe.weight_decay), loss)
+        for step, (positions, shown) in enumerate(itertools.islice(batches, steps)):
+            descent.step(recipe.rate(step, steps, 1), positions, *shown)
             progress("adapting the image tower", step + 1, steps)
 
 

@@ -1,11 +1,11 @@
-"""Images of nothing it knows: near strangers, far strangers and corruptions.
+"""Images of nothing it knows: classes that were left out, other data sets, and corruptions.
 
     python -m benchmarks.unknown ../shared/data --part development                        what choices were made on
     python -m benchmarks.unknown ../shared/data --part test --json results/unknown.json   what is reported
 
 *development*: the familiar images are training images that no draw of this seed uses, the unknown ones other training
-images. *test*: the test images. Far strangers are the other data sets. Near ones are a third of the classes of the
-same set, drawn by the seed and left out of the fit. Corruptions are those of the familiar images.
+images. *test*: the test images. *Far*: images of the other data sets. *Near*: a third of the classes of the same set,
+drawn by the seed and left out of the fit. Corruptions are those of the familiar images.
 
 Beside our score stand its two parts, and what others use: MCM (the largest softmax of zero-shot similarities); of the
 fitted model the largest probability, the largest logit, the energy and the epistemic part; of the features the
@@ -61,9 +61,9 @@ def kind_of(unknown: str) -> str:
     return unknown if unknown == "near" else "corrupted" if ":" in unknown else "far"
 
 
-def overview(rows: list[Row] | None = None) -> str:
-    """AUROC / FPR95 of every score by kind of strangers, the mean over sets, draws and numbers of shots above one."""
-    found = _detection(rows)
+def overview(name: str = "unknown", rows: list[Row] | None = None) -> str:
+    """AUROC / FPR95 of every score by kind of unknown images: means over sets, draws and numbers of shots above one."""
+    found = _detection(name, rows)
     several = [row for row in found if row["shots"] > 1]
     kinds = {kind: [row for row in several if kind_of(row["unknown"]) == kind] for kind in KIND}
     kinds = {kind: part for kind, part in kinds.items() if part}
@@ -78,15 +78,15 @@ def overview(rows: list[Row] | None = None) -> str:
         return f"**{shown}**" if shown == best[kind, measured] else shown
 
     lines = [
-        [name, *(f"{text(kind, 'AUROC', score)} / {text(kind, 'FPR95', score)}" for kind in kinds)]
-        for score, name in SCORES.items()
+        [title, *(f"{text(kind, 'AUROC', score)} / {text(kind, 'FPR95', score)}" for kind in kinds)]
+        for score, title in SCORES.items()
     ]
     return markdown(["AUROC / FPR95 in %", *(KIND[kind] for kind in kinds)], lines)
 
 
-def table(rows: list[Row] | None = None) -> str:
+def table(name: str = "unknown", rows: list[Row] | None = None) -> str:
     """AUROC of our score by number of shots, bold where nothing else is better, and the best other with its name."""
-    rows = _detection(rows)
+    rows = _detection(name, rows)
     shots = sorted(values(rows, "shots"))
     lines = []
     for familiar, unknown in _pairs(rows):
@@ -113,9 +113,9 @@ def table(rows: list[Row] | None = None) -> str:
     return markdown([*heads, "which"], lines, left=2)
 
 
-def shortfall(kind: str, rows: list[Row] | None = None) -> str:
+def shortfall(kind: str, name: str = "unknown", rows: list[Row] | None = None) -> str:
     """By how much our mean AUROC is below the best single score's, in points, by number of shots; or above."""
-    found = [row for row in _detection(rows) if kind_of(row["unknown"]) == kind]
+    found = [row for row in _detection(name, rows) if kind_of(row["unknown"]) == kind]
     said = []
     for k in sorted(values(found, "shots")):
         part = only(found, shots=k)
@@ -125,8 +125,8 @@ def shortfall(kind: str, rows: list[Row] | None = None) -> str:
     return "; ".join(said)
 
 
-def _detection(rows: list[Row] | None) -> list[Row]:
-    return only(read_rows("unknown") if rows is None else rows, kind="detection")
+def _detection(name: str, rows: list[Row] | None) -> list[Row]:
+    return only(read_rows(name) if rows is None else rows, kind="detection")
 
 
 def _balanced(rows: list[Row], name: str) -> float:
@@ -142,34 +142,35 @@ def _smallest(shown: Iterable[str]) -> str:
     return min(shown, key=float)
 
 
-def alarms(rows: list[Row] | None = None) -> str:
+def alarms(name: str = "unknown", rows: list[Row] | None = None) -> str:
     """False alarms / images of other sets that are marked, in %, by number of shots."""
-    rows = only(read_rows("unknown") if rows is None else rows, kind="alarms")
+    rows = only(read_rows(name) if rows is None else rows, kind="alarms")
     shots = sorted(values(rows, "shots"))
 
     def text(found: list[Row]) -> str:
         return f"{mean(found, 'false alarms'):.1f} / {mean(found, 'marked'):.1f}"
 
-    lines = [[name, *(text(only(rows, familiar=name, shots=k)) for k in shots)] for name in values(rows, "familiar")]
+    sets = values(rows, "familiar")
+    lines = [[familiar, *(text(only(rows, familiar=familiar, shots=k)) for k in shots)] for familiar in sets]
     first, *others = map(shots_head, shots)
     return markdown(["familiar", f"{first}: alarms / marked", *others], lines)
 
 
-def alarms_by_fit() -> str:
+def alarms_by_fit(name: str = "unknown") -> str:
     """The least and the largest share of false alarms of single fits, in %, and how many fits there are."""
-    rows = only(read_rows("unknown"), kind="alarms")
+    rows = only(read_rows(name), kind="alarms")
     return f"from {span(row['false alarms'] for row in rows)} % in these {len(rows)} fits"
 
 
-def intervals(held_out: str) -> str:
+def intervals(held_out: str, name: str = "unknown") -> str:
     """In how many fits the share of false alarms is inside the interval: '20 of 24'; of images ``held_out`` or not."""
-    rows = only(read_rows("unknown"), kind="held out" if held_out == "held_out" else "alarms", counted=True)
+    rows = only(read_rows(name), kind="held out" if held_out == "held_out" else "alarms", counted=True)
     return f"{sum(row['in interval'] for row in rows)} of {len(rows)}"
 
 
-def held_out_alarms() -> str:
+def held_out_alarms(name: str = "unknown") -> str:
     """The mean share of false alarms where held-out images make the threshold, and the least and the largest, in %."""
-    rows = only(read_rows("unknown"), kind="held out", counted=True)
+    rows = only(read_rows(name), kind="held out", counted=True)
     return f"{mean(rows, 'false alarms'):.1f} % (single fits: {span(row['false alarms'] for row in rows)} %)"
 
 
@@ -204,7 +205,7 @@ class DataSet:
         return FewShotTask(images, templates=(template,), seed=seed)
 
     def kept_classes(self, seed: int) -> list[int]:
-        """Two thirds of the classes; the others are near strangers to them."""
+        """Two thirds of the classes; images of the others are unknown."""
         classes = len(self.train.class_names)
         order = np.random.default_rng(seed).permutation(classes)
         return sorted(order[classes // 3 :].tolist())
@@ -377,9 +378,9 @@ def main(arguments: list[str] | None = None) -> None:
         cells = [(name, shots, seed) for shots in options.shots for name in sets for seed in options.seeds]
         rows = resumed(options, track(cells, "fits", transient=True), measured)
     print(f"{options.model}, {options.part} images, seeds {options.seeds}; AUROC in %")
-    print(overview(rows), table(rows), alarms(rows), sep="\n\n", end="\n\n")
+    print(overview(rows=rows), table(rows=rows), alarms(rows=rows), sep="\n\n", end="\n\n")
     for kind in KIND:
-        print(f"{KIND[kind]}: ours less the best single score: {shortfall(kind, rows)}")
+        print(f"{KIND[kind]}: ours less the best single score: {shortfall(kind, rows=rows)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """That studies write what their tables are drawn from, and that the tables say what was measured."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
 from benchmarks import (
+    bulk,
     commands,
     comparison,
     conformal,
@@ -13,6 +15,7 @@ from benchmarks import (
     fusion,
     incremental,
     label_noise,
+    large,
     observations,
     stream,
     study,
@@ -136,14 +139,17 @@ def test_class_incremental_learning(write):
         for learner, last in known.items()
     ]
     rows.append({**rows[1], "seed": 2, "average": 63.0, "last": 53.0, "seconds": 5.0})
+    rows.append({**rows[0], "learner": "partial_fit", "last": 58.5})  # with one of the sets
     write("incremental", rows)
     assert cells(incremental.table()) == [
         ["learner", "EuroSAT", "OxfordPets", "CIFAR-100"],
         ["---", "---:", "---:", "---:"],
         ["RanPAC, no random features", "65.0 / 57.0", "64.0 / 54.0", "65.0 / 54.0"],
         ["partial_fit, no text", "70.0 / 62.0", "70.0 / 60.0", "70.0 / 59.0"],
+        ["**partial_fit**", "", "70.0 / 58.5", ""],
     ]
     assert incremental.gain(incremental.WITHOUT_TEXT, "RanPAC, no random features") == "+5.0 to +6.0"
+    assert incremental.gain("partial_fit", "RanPAC, no random features") == "+4.5"
     assert incremental.seconds("pets") == "3"
     write("incremental-cifar100", [])
     write("incremental-random", [{"data": "pets", "learner": "on random features", "last": 58.5}])
@@ -245,23 +251,26 @@ def test_unknown(write):
         rows.append({"kind": "alarms", "familiar": "pets", "shots": k, "seed": 1, **alarm})
     alarm = {"false alarms": 5.0, "counted": True, "in interval": False}
     rows.append({"kind": "held out", "familiar": "pets", "seed": 1, **alarm})
-    write("unknown", rows)
-    # near strangers first, corruptions last; the best of the others is named
-    assert [line[1:4] + line[6:] for line in cells(unknown.table())[2:]] == [
+    write("unknown-other", rows)
+    # other classes of the set first, corruptions last; the best of the others is named
+    assert [line[1:4] + line[6:] for line in cells(unknown.table("unknown-other"))[2:]] == [
         ["near", "**60.0**", "**73.0**", "50.0", "familiarity"],
         ["eurosat", "**60.0**", "49.0", "70.0", "ViM"],
         ["fog 5", "**60.0**", "**50.0**", "50.0", "familiarity"],
     ]
     # more than one shot only; every score that is as good as the best is bold
-    lines = {line[0]: line[1:] for line in cells(unknown.overview())[2:]}
+    lines = {line[0]: line[1:] for line in cells(unknown.overview("unknown-other"))[2:]}
     assert lines["**ours**"] == ["**73.0** / **50.0**", "49.0 / **50.0**", "**50.0** / **50.0**"]
     assert lines["ViM"] == ["50.0 / **50.0**", "**70.0** / **50.0**", "**50.0** / **50.0**"]
-    assert unknown.shortfall("near") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
-    assert unknown.shortfall("far") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
-    assert cells(unknown.alarms())[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
-    assert unknown.alarms_by_fit() == "from 1.0 to 16.0 % in these 2 fits"
-    assert (unknown.intervals("training"), unknown.intervals("held_out")) == ("1 of 1", "0 of 1")
-    assert unknown.held_out_alarms() == "5.0 % (single fits: 5.0 %)"
+    assert unknown.shortfall("near", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: +23.0 (familiarity)"
+    assert unknown.shortfall("far", "unknown-other") == "1 shot: +10.0 (familiarity); 16 shots: −21.0 (ViM)"
+    assert cells(unknown.alarms("unknown-other"))[2] == ["pets", "1.0 / 9.0", "16.0 / 9.0"]
+    assert unknown.alarms_by_fit("unknown-other") == "from 1.0 to 16.0 % in these 2 fits"
+    assert (unknown.intervals("training", "unknown-other"), unknown.intervals("held_out", "unknown-other")) == (
+        "1 of 1",
+        "0 of 1",
+    )
+    assert unknown.held_out_alarms("unknown-other") == "5.0 % (single fits: 5.0 %)"
 
 
 def test_sets_of_classes(write):
@@ -384,6 +393,34 @@ def test_descriptions(write):
     assert cells(descriptions.table("eurosat"))[3] == ["mean", "20.0", "52.0 / 1.500", "82.0 / 1.500"]
     assert descriptions.gain("mean", "eurosat") == "+2.0"
     assert descriptions.gain("spread 0.1", "eurosat", "4") == "−0.5"
+
+
+def test_bulk(write):
+    """Ratios are to one worker and to the plain loop; what was not measured is said to be so."""
+    rows = [
+        {"what": "throughput", "workers": workers, "per_s": per_s, "cpu_s": cpu_s, "total_s": 10.0 + workers}
+        for workers, per_s, cpu_s in ((2, 90.0, 0.012), (0, 40.0, 0.01), (1, 50.0, 0.011))
+    ]
+    grown = {"list_mb": 4.0, "list_cpu_s": 0.25, "resume_mb": 1.0, "resume_cpu_s": 0.5}
+    stream = {"what": "memory", "stream_mb": 9.0, "stream_cpu_s": 2.0}
+    rows += [{"names": 20000, **stream, **grown}, {"names": 3000000, **stream}]
+    write("bulk", rows)
+    assert cells(bulk.table())[2:] == [
+        ["none: a plain loop", "40", "0.80", "1.00", "10.0 ms", "1.00", "10 s"],
+        ["1", "50", "1.00", "1.25", "11.0 ms", "1.10", "11 s"],
+        ["2", "90", "1.80", "2.25", "12.0 ms", "1.20", "12 s"],
+    ]
+    assert (bulk.cost("1"), bulk.cost("2")) == ("1.10", "1.20")
+    assert cells(bulk.memory_table())[2:] == [
+        ["20,000", "4 MB, 0.2 s", "9 MB, 2.0 s", "1 MB, 0.5 s"],
+        ["3,000,000", "not measured", "9 MB, 2.0 s", "not measured"],
+    ]
+
+
+def test_large(write, tmp_path):
+    row = {"images": 4000, "classes": 1200, "folds": 1, "peak_bytes": 3e8, "peak_by_formula": 0.9, "learn_s": 30.0}
+    (tmp_path / "large.jsonl").write_text(json.dumps(row) + "\n")
+    assert cells(large.table())[2:] == [["4,000", "1,200", "1", "300 MB", "0.90", "7.5 ms"]]
 
 
 def test_an_interrupted_study_goes_on(tmp_path):

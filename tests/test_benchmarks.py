@@ -133,3 +133,48 @@ def test_attacks_are_counted(monkeypatch, capsys):
     monkeypatch.setattr(robustness, "prepare", lambda *_: None)
     assert robustness.main(["--only", "kills"]) == 1
     assert "kills: 'kill 0': 'a mixture'" in capsys.readouterr().out
+
+
+def test_a_large_fit_stage_by_stage(tmp_path, capsys):
+    from benchmarks import large
+
+    file = tmp_path / "large.jsonl"
+    words = ["--device", "cpu", "--images", "24", "--classes", "3", "--pictures", "9", "--size", "60"]
+    large.main([*words, "--json", str(file)])
+    learning, alone, fit = map(json.loads, file.read_text().splitlines())
+    assert [line["stage"] for line in (learning, alone, fit)] == ["learning", "alone", "fit"]
+    assert 0 < learning["peak_by_formula"] < 1
+    assert alone["bounded_by"] == ("decoding" if alone["decode_per_s"] < alone["encode_per_s"] else "encoding")
+    assert isinstance(alone["torchvision_cpu_per_s"], float)
+    assert {"reading images", "learning the classes"} < set(fit["stages_s"])
+    assert sum(fit["stages_s"].values()) == pytest.approx(fit["fit_s"], rel=0.05)
+    assert fit["process_peak_bytes"] > 2**20
+
+
+@pytest.mark.parametrize(("images", "classes"), [(3000, 8), (5000, 40)])
+def test_the_formula_for_the_memory_of_a_large_fit_holds(images, classes, monkeypatch):
+    """Where the terms that grow with the number of images count; most tensors are small here."""
+    from benchmarks import large
+
+    from kalmanclip.filtering import softmax
+    from kalmanclip.methods import residuals, statistics
+    from kalmanclip.prediction import predictive
+
+    for module in (softmax, residuals, statistics):
+        monkeypatch.setattr(module, "_NUMBERS", 2**14)
+    monkeypatch.setattr(predictive, "_NUMBERS", 2**16)
+    monkeypatch.setattr(large, "BATCH", 2**14)
+    monkeypatch.setattr(large, "DRAWS", 2**16)
+    assert 0.8 < large.learn(images, classes, 32, 20.0, "cpu")["peak_by_formula"] < 1
+
+
+def test_a_decoder_that_is_not_there_is_said_to_be_so(tmp_path, monkeypatch):
+    from benchmarks import large
+    from benchmarks.pictures import make_pictures
+
+    def refuses(*given, **named):
+        raise RuntimeError("no nvjpeg here\nand a page about it")
+
+    files = make_pictures(tmp_path, 2, 1, (20, 20))
+    monkeypatch.setattr("torchvision.io.decode_jpeg", refuses)
+    assert large._torchvision(files, "cpu") == "not there: no nvjpeg here"

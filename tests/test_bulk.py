@@ -134,3 +134,37 @@ def test_a_worker_that_dies_is_replaced(pictures, adapter, tmp_path):
     assert predict_on_ray(parts, task, "local", workers=1, progress=kill_a_worker) == 1
     assert killed
     assert parts.missing() == []
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_picture_that_kills_its_worker_becomes_a_row(pictures, adapter, tmp_path, monkeypatch):
+    """As do the damaged ones; those of the same part, and of parts after it, are predicted."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.png").write_bytes((pictures / f"{number}.png").read_bytes())
+    (folder / "1-deadly.png").write_bytes((pictures / "1.png").read_bytes())
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        "opened = pathlib.Path.open\n"
+        "def open_or_end(path, *options, **named):\n"
+        "    return os._exit(1) if 'deadly' in path.name else opened(path, *options, **named)\n"
+        "pathlib.Path.open = open_or_end\n"
+    )
+    names = [str(path) for path in sorted(folder.iterdir())]
+    task = Task(str(adapter), options={"how": "mean"})
+    classifier = KalmanCLIP.load(adapter)
+    expected = predict_rows(classifier, [name for name in names if "deadly" not in name], task)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    parts = Parts(tmp_path / "out", lambda: map(Path, names), task.describe(), 4)
+    assert predict_on_ray(parts, task, "local", workers=1) == 2
+    assert parts.missing() == []
+    rows = [json.loads(line) for number in range(len(parts)) for line in parts.path(number).read_text().splitlines()]
+    assert [row["image"] for row in rows] == names
+    found = [row for row in rows if "deadly" not in row["image"]]
+    for row, wanted in zip(found, expected, strict=True):  # in parts of other sizes, but for rounding
+        assert (row.get("class"), "error" in row) == (wanted.get("class"), "error" in wanted)
+        assert row.get("probability") == pytest.approx(wanted.get("probability"), abs=1e-5)
+    (deadly,) = [row for row in rows if "deadly" in row["image"]]
+    assert "ended 3 workers" in deadly["error"]

@@ -1,7 +1,7 @@
 """On real photographs: sixteen shots must beat zero-shot by a good part of what was measured.
 
-Measured by `kalmanclip compare` (see docs/results.md): on EuroSAT the default gains about 55 points, the preset `head`
-about 51.
+Measured by `kalmanclip compare` (see docs/results-tiny.md): on EuroSAT the default gains about 55 points, the
+preset `head` about 51.
 """
 
 import pytest

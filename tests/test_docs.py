@@ -15,7 +15,11 @@ from kalmanclip.experiments.store import read_jsonl, to_jsonl
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
 
 PAGES = {path.relative_to(table.ROOT).as_posix(): path for path in figures.pages()}
-MEASURED = ("README.md", "docs/results.md", "docs/uncertainty.md", "docs/check.md", "docs/online.md", "docs/faq.md")
+COMPARED = sorted(path.stem for path in table.RESULTS.glob("*.jsonl") if path.stem != "large")
+"""Files of `kalmanclip compare` and `kalmanclip paper`."""
+WHOLE = ("docs/results.md", "docs/results-tiny.md", "docs/small-model.md")
+"""Pages of measurements."""
+MEASURED = (*WHOLE, "README.md", "docs/uncertainty.md", "docs/check.md", "docs/online.md", "docs/faq.md")
 """Pages that show figures of results/."""
 
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|^\$\$.*?^\$\$|\$[^$\n]*\$", re.DOTALL | re.MULTILINE)
@@ -32,11 +36,11 @@ def by_nobody(text):
 
 
 def measured_part(name):
-    """The sections that show measurements: all of results.md, elsewhere those whose titles say so."""
+    """The sections that show measurements: all of some pages, elsewhere those whose titles say so."""
     text = CODE.sub(lambda found: "" if found[0].startswith("```") else found[0], text_of(name))
     sections = re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
-    wanted = ("# Results",) if name == "docs/results.md" else ("### Measured", "## What was measured")
-    return "".join(s for s in sections if name == "docs/results.md" or s.startswith(wanted))
+    wanted = ("### Measured", "## What was measured")
+    return "".join(s for s in sections if name in WHOLE or s.startswith(wanted))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -77,7 +81,7 @@ def test_changed_results_are_noticed(monkeypatch, tmp_path):
     kept = json.loads((table.RESULTS / "observations.json").read_text())
     call = "observations.table"
     before = figures.draw(call)
-    assert before in text_of("docs/results.md")
+    assert before in text_of("docs/results-tiny.md")
     monkeypatch.setattr(table, "RESULTS", tmp_path)
     with pytest.raises(DataError, match=r"observations\.json"):
         figures.draw(call)
@@ -112,7 +116,7 @@ def test_no_measured_number_is_written_into_a_sentence(name):
     assert [line for line in by_nobody(measured_part(name)).splitlines() if NUMBER.search(line)] == []
 
 
-@pytest.mark.parametrize("name", ["comparison", "comparison-vitb16", "contamination", "paper", "shift"])
+@pytest.mark.parametrize("name", COMPARED)
 def test_committed_results_are_whole_slim_and_sorted(name):
     records, damaged = read_jsonl(table.RESULTS / f"{name}.jsonl")
     assert not damaged
@@ -158,13 +162,57 @@ def test_the_papers_tables_are_those_of_the_records():
     assert seen > 15
 
 
-def test_cells_of_the_papers_tables():
-    (found,) = [line for line in paper.findings("belief").splitlines() if "dense is better" in line]
-    gain = paper.gain("belief", "dense", "diagonal (precision)", "EuroSAT")
-    assert f"by +{gain} " in found
-    assert f"{paper.cell('belief', 'dense', 'EuroSAT')} ±" in paper.table("belief")
-    with pytest.raises(DataError, match="words for one"):
-        paper.cell("table1", "Ours (paper)")
+def test_the_papers_tables_are_drawn_from_other_files(monkeypatch, tmp_path):
+    """Of a part of the studies, rows and seeds, too; as pictures under the name of the file."""
+    records = read_jsonl(table.RESULTS / "paper.jsonl")[0]
+    kept = [r for r in records if "table1" in r["studies"] and r["run"]["seed"] == 1 and r["run"]["data"] == "eurosat"]
+    assert kept
+    (tmp_path / "paper-other.jsonl").write_text(to_jsonl(kept), encoding="utf-8")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    heads, _, first, *_ = paper.table("table1", "paper-other").splitlines()
+    assert heads == "| method | shots | EuroSAT |"
+    accuracy = next(r["metrics"]["accuracy"] for r in kept if r["run"]["method"] == "zero_shot")
+    assert f" {100 * accuracy:.1f} " in first
+    assert "Ours (paper)" in paper.findings("table1", "paper-other")
+    assert paper.findings("belief", "paper-other") == ""
+    assert all(name.startswith("paper-other-") for name in paper.pictures())
+
+
+def test_what_few_seeds_have_is_compared_on_those(monkeypatch, tmp_path):
+    """GDA has one seed of three, with 4 shots only; LP++ has one of the two data sets, with one seed."""
+    accuracy = {"class_residuals": (60, 70, 80), "zero_shot": (30, 30, 30), "gda": (66,), "lp_plus_plus": (99,)}
+    records = []
+    for record in read_jsonl(table.RESULTS / "comparison.jsonl")[0]:
+        run, known = record["run"], dict(enumerate(accuracy.get(record["label"], ()), 1))
+        rare = record["label"] in ("gda", "lp_plus_plus") and run["shots"] != 4
+        rare |= record["label"] == "lp_plus_plus" and run["data"] != "pets"
+        if run["seed"] in known and run["data"] != "dtd37" and run["shots"] != 1 and not rare:
+            records.append(record | {"metrics": record["metrics"] | {"accuracy": known[run["seed"]] / 100}})
+    (tmp_path / "few.jsonl").write_text(to_jsonl(records), encoding="utf-8")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    lines = comparison.means("accuracy", "few").splitlines()
+    assert "| GDA | 66.0 (1 of 3 seeds) | - |" in lines
+    assert "| **class residuals (default)** | **70.0 ± 10.0** | **70.0 ± 10.0** |" in lines  # one seed competes not
+    assert not any("LP++" in line for line in lines)  # a part of the data sets is no mean
+    assert comparison.gain("accuracy", "class_residuals", "gda", "few") == "−6.0"
+    assert comparison.gain("accuracy", "class_residuals", "zero_shot", "few", "4") == "40.0"
+    (pets,) = [line for line in comparison.losses("accuracy", "few").splitlines() if "OxfordPets" in line]
+    assert "LP++ by 39.0 (1 of 3 seeds); GDA by 6.0 (1 of 3 seeds)" in pets
+    assert "fewer seeds" in comparison.summary("few")
+    (gda,) = [line for line in comparison.overview("few").splitlines() if "GDA" in line]
+    assert gda.startswith("| GDA | 66.0 / ")
+    assert gda.endswith(" (1 of 3 seeds) | not run |")
+    assert any(
+        line.startswith("| GDA | ") and line.endswith(" | - |") for line in comparison.seconds("few").splitlines()
+    )
+
+
+def test_a_file_of_several_models_is_refused(monkeypatch, tmp_path):
+    records = [read_jsonl(table.RESULTS / f"{name}.jsonl")[0][0] for name in ("comparison", "comparison-vitb16")]
+    (tmp_path / "mixed.jsonl").write_text(to_jsonl(records), encoding="utf-8")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    with pytest.raises(DataError, match="several models"):
+        comparison.means("accuracy", "mixed")
 
 
 def test_unknown_figures_say_where_to_look():
@@ -188,7 +236,7 @@ def test_check_changes_nothing_and_fails(monkeypatch, tmp_path, capsys):
     figures.main(["--check"])
 
 
-@pytest.mark.parametrize("store", ["comparison", "comparison-vitb16", "shift"])
+@pytest.mark.parametrize("store", [name for name in COMPARED if name.startswith(("comparison", "shift"))])
 def test_records_have_the_options_of_their_rows(store):
     """A preset or a default that changes leaves records behind that are no longer what their label says."""
     options = json.loads((table.ROOT / "benchmarks/comparison.json").read_text())

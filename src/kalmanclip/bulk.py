@@ -4,6 +4,9 @@ A folder holds ``images.jsonl``, one path per line, ``manifest.json`` (what is p
 ``part-<number>.jsonl`` for so many lines of the list. Parts are written whole or not at all, by the driver alone: what
 is there is done, and a job that is started again, after whatever ended it, does the rest. Ray Data streams the parts
 through actors that hold the model: no more are under way than the actors, and what waits for the driver, can hold.
+
+A part whose worker dies is tried again, and after `ATTEMPTS` of them picture by picture: one that ends its worker each
+time, say by a fault in a decoder, becomes a row with an error.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,6 +26,12 @@ from kalmanclip.files import atomic_path, lock_folder, read_json, sha256_of, wri
 
 MANIFEST, LISTING = "manifest.json", "images.jsonl"
 FORMAT = "kalmanclip-predictions"
+
+ATTEMPTS = 3
+"""Workers that may die of one part, and then of one picture."""
+
+MOST_DEADLY = 20
+"""Parts, or pictures of these, that may end all these workers; with more it is not the pictures, and the job ends."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +169,16 @@ class Predictor:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Map a part's number and pictures to its number and the lines of its file."""
-        rows = predict_rows(self.classifier, json.loads(row["images"]), self.task)
-        lines = "".join(json.dumps(answer) + "\n" for answer in rows)
-        return {"part": row["part"], "rows": lines, "errors": sum("error" in answer for answer in rows)}
+        try:
+            rows = predict_rows(self.classifier, json.loads(row["images"]), self.task)
+        except Exception as error:  # Ray would take it for a dead worker, and go on
+            return {"part": row["part"], "rows": "", "failure": f"{type(error).__name__}: {error}"}
+        return {"part": row["part"], "rows": _lines(rows), "failure": ""}
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as the text of a part."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def predict_on_ray(
@@ -183,6 +200,10 @@ def predict_on_ray(
         gpus: of a worker: whole ones, or a share of one.
         workers: at most so many; None: as many as the cluster has room for.
         progress: called as ``progress(stage, done, total)`` with pictures done.
+
+    Raises:
+        WorkerDied: so many parts end their workers that it cannot be the pictures.
+        DataError: a part failed in another way.
     """
     from kalmanclip.experiments.ray_workers import RayPool
 
@@ -190,37 +211,72 @@ def predict_on_ray(
     done, errors = parts.count - sum(map(parts.images_of, missing)), 0
     if not missing:
         return 0
+
+    def write(number: int, rows: str) -> None:
+        nonlocal done, errors
+        parts.write(number, rows)
+        done += parts.images_of(number)
+        errors += sum("error" in json.loads(line) for line in rows.splitlines())
+        if progress is not None:
+            progress("predicting", done, parts.count)
+
     with RayPool(address, cpus, gpus) as pool:
-        size = max(1, min(pool.size(), len(missing), workers or len(missing)))
-        for row in _stream(missing, parts, task, size, cpus, gpus):
-            parts.write(int(row["part"]), row["rows"])
-            done, errors = done + parts.images_of(int(row["part"])), errors + int(row["errors"])
-            if progress is not None:
-                progress("predicting", done, parts.count)
+        size = max(1, min(pool.size(), workers or parts.count))
+        work = zip(missing, parts.images(missing), strict=True)
+        for number, rows in _stream(work, task, min(size, len(missing)), cpus, gpus):
+            write(number, rows)
+        if deadly := parts.missing():
+            # the answers of these few parts are kept until all are there
+            singles = [
+                (number, image) for number, own in zip(deadly, parts.images(deadly), strict=True) for image in own
+            ]
+            alone = ((i, [image]) for i, (_, image) in enumerate(singles))
+            answers = dict(_stream(alone, task, min(size, len(singles)), cpus, gpus))
+            for number in deadly:
+                own = [(i, image) for i, (part, image) in enumerate(singles) if part == number]
+                write(number, "".join(answers.get(i) or _lines([_deadly(image)]) for i, image in own))
     return errors
 
 
+def _deadly(image: str) -> dict[str, Any]:
+    return {"image": image, "error": f"{image} ended {ATTEMPTS} workers, one after the other; they read nothing else."}
+
+
 def _stream(
-    missing: Sequence[int], parts: Parts, task: Task, workers: int, cpus: int, gpus: float
-) -> Iterable[dict[str, Any]]:
-    """Yield the finished parts, as they come."""
+    work: Iterable[tuple[int, list[str]]], task: Task, workers: int, cpus: int, gpus: float
+) -> Iterator[tuple[int, str]]:
+    """Yield the numbers and lines of numbered lists of pictures, as they come, but not of those that end workers."""
     try:
         import ray.data
     except ImportError as error:
         raise ConfigError("Ray Data is not installed. Install it with: pip install 'kalmanclip[ray]'") from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it shows a page for every worker that dies
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.execution_options.verbose_progress = False
-    work = [
-        {"part": number, "images": json.dumps(images)}
-        for number, images in zip(missing, parts.images(missing), strict=True)
-    ]
+    context.max_errored_blocks = MOST_DEADLY
+    items = [{"part": number, "images": json.dumps(images)} for number, images in work]
     predictor: Any = Predictor  # a class, of which Ray makes an actor
-    stream = ray.data.from_items(work, override_num_blocks=len(work)).map(
-        predictor,
-        fn_constructor_args=(task, cpus, gpus),
-        compute=ray.data.ActorPoolStrategy(size=workers),
-        num_cpus=cpus,
-        num_gpus=gpus or None,
-    )
-    yield from stream.iter_rows()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`ray_remote_args", DeprecationWarning)  # nothing else takes max_task_retries
+        stream = ray.data.from_items(items, override_num_blocks=len(items)).map(
+            predictor,
+            fn_constructor_args=(task, cpus, gpus),
+            # what else waits in a worker that dies would count as tried, too
+            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
+            num_cpus=cpus,
+            num_gpus=gpus or None,
+            max_task_retries=ATTEMPTS - 1,
+        )
+    try:
+        for row in stream.iter_rows():
+            if row["failure"]:
+                raise DataError(f"A worker failed: {row['failure']}. What is done stays; the same command goes on.")
+            yield int(row["part"]), row["rows"]
+    except ray.exceptions.RayError as error:
+        from kalmanclip.experiments.ray_workers import cause
+        from kalmanclip.experiments.workers import WorkerDied
+
+        raise WorkerDied(
+            f"Workers die again and again: {cause(error)}. What is done stays; the same command goes on. Try more "
+            "--cpus-per-run or --gpus-per-run, if it is for lack of memory."
+        ) from error

@@ -93,6 +93,15 @@ def test_the_paper_s_method_has_the_first_colour_wherever_it_stands():
         assert next(legend.iter(f"{SVG}text")).text == first
 
 
+def test_a_legend_of_many_long_names_stays_inside():
+    names = [f"a method with rather a long name, as published ({n})" for n in range(21)]
+    root = ElementTree.fromstring(draw_lines("title", {p: {name: {1: cell(50.0)} for name in names} for p in "ab"}).svg)
+    (legend,) = (g for g in root.iter(f"{SVG}g") if (g.get("id") or "").startswith("legend"))
+    starts = {text.text: float(text.get("x")) for text in legend.iter(f"{SVG}text")}
+    assert set(starts) == set(names)
+    assert min(starts.values()) > 0  # it is centred: what is cut off on one side is on the other
+
+
 def test_a_panel_without_a_number_of_ours_says_so():
     assert "not measured here" in texts(draw_lines("title", {"Pets": {"Ours": {1: cell(printed=60.0)}}}))
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import scipy
 import torch
+from benchmarks.measure import peak_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalmanclip.errors import NumericalError
-from kalmanclip.filtering import FilterConfig, KalmanFilter, Observation, make_belief
-from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_update
+from kalmanclip.filtering import FilterConfig, KalmanFilter, Observation, make_belief, softmax
+from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
 from kalmanclip.observation.categorical import BoundedCategorical
 
 from .structures import normal, positive_definite
@@ -190,6 +191,25 @@ def test_where_it_begins_changes_nothing():
     p = problem(seed=3)
     start = dataclasses.replace(p.prior, mean=5 * torch.ones_like(p.prior.mean), gain=p.prior.gain + 3)
     assert_same(p.update(start=start), p.update())
+
+
+@pytest.mark.parametrize("numbers", [1, 15])  # an image at a time; three, and two at the end
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_images_that_are_read_some_at_a_time_are_all_read(monkeypatch, numbers, alpha):
+    p = problem(N=14, C=4, d=5, seed=4)
+    arguments = (p.prior, p.x, p.offsets, p.labels, p.weights, p.scale, alpha)
+    whole, slopes = p.update(alpha=alpha), softmax_gradient(*arguments)
+    monkeypatch.setattr(softmax, "_NUMBERS", numbers)
+    assert_same(p.update(alpha=alpha), whole)
+    torch.testing.assert_close(softmax_gradient(*arguments), slopes, **EXACT)
+
+
+def test_the_memory_does_not_grow_with_images_times_classes(monkeypatch):
+    """But for a number or two of each image: neither logits of all images nor copies of their features are made."""
+    monkeypatch.setattr(softmax, "_NUMBERS", 2**10)
+    p = problem(N=6000, C=30, d=20, informed=False)
+    taken = peak_memory(lambda: p.update(alpha=0.1, tolerance=1e-3), "cpu")
+    assert taken < min(p.x.nbytes, p.offsets.nbytes) // 2
 
 
 def halves(p):

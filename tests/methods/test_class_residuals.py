@@ -13,7 +13,7 @@ from kalmanclip.data import FewShotTask, LabelledImages, read_folder, read_shot_
 from kalmanclip.encoders import DualEncoder, FeatureCache
 from kalmanclip.encoders.features import image_features
 from kalmanclip.errors import ConfigError, NumericalError
-from kalmanclip.methods import ClassResiduals, ClassResidualsConfig
+from kalmanclip.methods import ClassResiduals, ClassResidualsConfig, residuals, statistics
 from kalmanclip.methods.residuals import (
     TYPICAL_GENERATIVE,
     TYPICAL_STD,
@@ -84,7 +84,7 @@ def test_before_the_first_image_it_is_the_text():
     w = world()
     residuals = text_alone(w.T)
     f = w.views(FOUR_EACH)[:, 0]
-    assert torch.equal(residuals.logits(f), SCALE * f @ w.T.mT)
+    torch.testing.assert_close(residuals.logits(f), SCALE * f @ w.T.mT)
     assert torch.equal(residuals.weights(), w.T)
     assert residuals.prior_std is None
     with pytest.raises(ConfigError, match="fit first"):
@@ -351,6 +351,25 @@ def test_how_much_of_the_generative_classifier_is_chosen_on_held_out_images():
         assert posterior(chosen.generative) > posterior(factor * chosen.generative)
     assert learned(views[:3], [0, 1, 2], w.T).generative == TYPICAL_GENERATIVE
     assert learned(views, FOUR_EACH, w.T, ClassResidualsConfig(generative=0.0)).shift is None
+
+
+def test_images_that_are_read_some_at_a_time_are_all_read(monkeypatch):
+    w = world()
+    views = w.views(FOUR_EACH)
+
+    def found():
+        kept, held = held_out_parts(FOUR, 2)[0]
+        fold = FoldResiduals(
+            learned(views, FOUR_EACH, w.T), Fold(views[kept], FOUR[kept], views[held], FOUR[held], w.T)
+        )
+        sums = ClassStatistics.of(views, FOUR, 3)
+        return fold.log_likelihood(0.1), fold.probabilities(0.1), sums.total, sums.within
+
+    whole = found()
+    for module in (residuals, statistics):
+        monkeypatch.setattr(module, "_NUMBERS", 1)
+    for some, all_of_them in zip(found(), whole, strict=True):
+        torch.testing.assert_close(some, all_of_them)
 
 
 def test_drawn_classifiers_have_the_generative_part():

@@ -366,7 +366,7 @@ def test_q_k_and_v_have_a_dropout_mask_each(tiny):
     x = torch.randn(5, 7, layer.A.shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         layer.B.copy_(torch.randn(layer.B.shape, generator=torch.Generator().manual_seed(1)))
-        method._set_dropout(method._dropout(3))
+        method._set_dropout(method._dropout(torch.Generator().manual_seed(3)))
         dropped = layer(x).chunk(3, dim=-1)
         generator = torch.Generator().manual_seed(3)
         masks = [(torch.rand(x.shape, generator=generator) >= 0.25).float() for _ in range(3)]

@@ -94,7 +94,7 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = (), x: str =
     def draw(figure: Figure) -> None:
         labels = _labels(panels, ours)
         columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
-        grid = _grid(figure, list(panels), columns, 2.6, 0.5 + 0.2 * -(-len(labels) // 4), x)
+        grid = _grid(figure, list(panels), columns, 2.6, x)
         for axes, lines in zip(grid.flat, panels.values(), strict=False):
             _lines(axes, lines, labels, ours)
         for axes in grid[:, 0]:
@@ -105,7 +105,7 @@ def draw_lines(title: str, panels: Panels, *, ours: Sequence[str] = (), x: str =
             handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label="dashed: the paper's"))
         if any(_has_diverged(cell) for cell in cells):
             handles.append(Line2D([], [], color=INK, linestyle="", marker="x", label="diverged"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
+        _legend(figure, handles)
 
     return _picture(title, draw)
 
@@ -116,7 +116,17 @@ def _labels(panels: Mapping[str, Mapping[str, Any]], ours: Sequence[str]) -> lis
     return sorted(labels, key=lambda label: label not in ours)
 
 
-def _grid(figure: Figure, names: Sequence[str], columns: int, height: float, foot: float, x: str) -> Any:
+def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Put a legend beneath the panels, in as many columns, up to four, as fit, and make the figure higher by it."""
+    for columns in (4, 3, 2, 1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8.5)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
+
+
+def _grid(figure: Figure, names: Sequence[str], columns: int, height: float, x: str) -> Any:
     """Return the axes of panels with these titles, row by row.
 
     Args:
@@ -124,11 +134,10 @@ def _grid(figure: Figure, names: Sequence[str], columns: int, height: float, foo
         names: of the panels.
         columns: side by side.
         height: of a row, in inches.
-        foot: for the legend.
         x: what stands on the x axis of the last ones.
     """
     rows = -(-len(names) // columns)
-    figure.set_size_inches(max(4.5, 3.3 * columns), height * rows + foot)
+    figure.set_size_inches(max(4.5, 3.3 * columns), height * rows + 0.5)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):
         axes.set_title(name, loc="left")
@@ -182,7 +191,7 @@ def draw_curves(title: str, panels: Curves, *, ours: Sequence[str] = (), x: str)
 
     def draw(figure: Figure) -> None:
         labels = _labels(panels, ours)
-        grid = _grid(figure, list(panels), min(COLUMNS, len(panels)), 2.3, 0.7, x)
+        grid = _grid(figure, list(panels), min(COLUMNS, len(panels)), 2.3, x)
         for axes, lines in zip(grid.flat, panels.values(), strict=False):
             for label, points in lines.items():
                 first = label in ours
@@ -190,7 +199,7 @@ def draw_curves(title: str, panels: Curves, *, ours: Sequence[str] = (), x: str)
                 axes.plot(*zip(*points, strict=True), markersize=3.5, linewidth=2.2 if first else 1.3, **style)
             axes.grid(axis="y", color=INK, alpha=0.14, linewidth=0.6)
         handles = [Line2D([], [], **_style(n), label=label) for n, label in enumerate(labels)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)
+        _legend(figure, handles)
 
     return _picture(title, draw)
 

@@ -109,7 +109,7 @@ class RayWorker:
             result: dict[str, Any] | None = self._ray.get(self.pending)
             return result
         except self._ray.exceptions.RayError as error:
-            raise WorkerDied(_cause(error)) from error
+            raise WorkerDied(cause(error)) from error
 
     def kill(self) -> None:
         """End it at once."""
@@ -168,7 +168,7 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """Return in one line why Ray says that a worker died: the first sentence of the last line that gives a reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     telling = [line for line in lines if "because" in line or "died" in line or "Error" in line]

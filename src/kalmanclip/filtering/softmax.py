@@ -9,23 +9,28 @@ each time linearised at the last mean. Its fixed point is the mode of the poster
 assumes. Repeated updates converge too slowly: where the model is certain, the true curvature is far below any bound. So
 the mode is found directly, by L-BFGS in coordinates in which the update of a uniform model (all classes equally
 probable) has unit covariance.
+
+Features and offsets are read where they lie, some images at a time: no copy of them is made, and what is computed of
+each image and class is never there for all images at once.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kalmanclip.errors import NumericalError
 from kalmanclip.filtering.linalg import cholesky, solve_lower
 
 _ROUNDS = 200  # of five steps each, at most
+
+_NUMBERS = 2**22  # logits, or features, that are computed at a time, for the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +150,12 @@ def softmax_update(
     regulated = weights
     for _ in range(3 if alpha else 1):  # the weights hardly move after the second time
         belief = _mode(prior, belief, x, offsets, labels, regulated, scale, tolerance)
-        p = belief.logits(x, offsets, scale).softmax(dim=1)
-        regulated = _regulated(weights, F.one_hot(labels, p.shape[1]) - p, alpha)
-    return _posterior(prior, belief, x, offsets, p, regulated, scale)
+        if alpha:
+            batches = _batches(x, offsets, labels, weights)
+            regulated = torch.cat(
+                [_regulated(w, _innovations(belief, x_b, o, y, scale), alpha) for x_b, o, y, w in batches]
+            )
+    return _posterior(prior, belief, x, offsets, regulated, scale)
 
 
 def softmax_gradient(
@@ -157,10 +165,26 @@ def softmax_gradient(
 
     At the mode of a posterior it is minus the gradient of the log-prior.
     """
-    p = belief.logits(x, offsets, scale).softmax(dim=1)
-    e = F.one_hot(labels, p.shape[1]) - p
-    e = _regulated(weights, e, alpha).unsqueeze(1) * e
-    return scale * e.mT @ x, (e * offsets).sum()
+    slope, gain_slope = torch.zeros_like(belief.mean), torch.zeros_like(belief.gain)
+    for x_b, o, y, w in _batches(x, offsets, labels, weights):
+        e = _innovations(belief, x_b, o, y, scale)
+        e *= _regulated(w, e, alpha).unsqueeze(1)
+        slope += scale * e.mT @ x_b
+        gain_slope += (e * o).sum()
+    return slope, gain_slope
+
+
+def _batches(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some images at a time, of columns of which the first are features (N, d) and offsets (N, C)."""
+    rows = max(1, _NUMBERS // max(columns[0].shape[1], columns[1].shape[1]))
+    yield from zip(*(torch.split(column, rows) for column in columns), strict=True)
+
+
+def _innovations(belief: SoftmaxBelief, x: Tensor, offsets: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Return what was seen less what was expected, (N, C): 1 for the label, less the probabilities."""
+    e = belief.logits(x, offsets, scale).softmax(dim=1).neg_()
+    e[torch.arange(len(x), device=x.device), labels] += 1
+    return e
 
 
 def _regulated(weights: Tensor, e: Tensor, alpha: float) -> Tensor:
@@ -183,32 +207,41 @@ def _mode(
     The unknowns are ``U`` and ``u`` with ``Z = Z0 + U L^-1`` and ``gain = gain_0 + u / l``, where ``L L^T`` and ``l^2``
     are the precisions after an update of a model in which all classes are equally probable.
     """
-    (N, d), C = x.shape, offsets.shape[1]
-    rows, w = torch.arange(N, device=x.device), weights.unsqueeze(1)
+    C, d = prior.mean.shape
     uniform = (1 - 1 / C) / C  # p (1 - p) of equal probabilities
-    centred = offsets - offsets.mean(dim=1, keepdim=True)  # a shift of all classes changes no probability
-    precision = uniform * scale**2 * x.mT @ (w * x) + prior.curvature.mean() * prior.gram
+    shift = offsets.mean(dim=1, keepdim=True)  # of all classes: it changes no probability
+    gram, spread = torch.zeros_like(prior.gram), torch.zeros_like(prior.gain)
+    for x_b, o, s, w in _batches(x, offsets, shift, weights.unsqueeze(1)):
+        gram += scale**2 * x_b.mT @ (w * x_b)
+        spread += (w * (o - s).square()).sum()
+    precision = uniform * gram + prior.curvature.mean() * prior.gram
     precision = precision + prior.strength * torch.eye(d, dtype=x.dtype, device=x.device)
     L = cholesky(precision, "the precision of the class weights")
     L_inv = solve_lower(L, torch.eye(d, dtype=x.dtype, device=x.device))
-    l_inv = (uniform * (w * centred.square()).sum() + prior.gain_precision).rsqrt()
-    x_L = scale * x @ L_inv.mT
-    base = prior.gain * centred + scale * x @ prior.mean.mT
+    l_inv = (uniform * spread + prior.gain_precision).rsqrt()
 
     U = ((start.mean - prior.mean) @ L).requires_grad_()
     u = ((start.gain - prior.gain) / l_inv).requires_grad_()
 
     @torch.no_grad()
     def negative_log_posterior() -> float:
-        log_p = (base + (l_inv * u) * centred + x_L @ U.mT).log_softmax(dim=1)
-        e = w * log_p.exp()
-        e[rows, labels] -= weights
         A, away = U @ L_inv, l_inv * u
-        pull = prior.strength * A + prior.curvature.unsqueeze(1) * (A @ prior.gram)
-        U.grad = e.mT @ x_L + pull @ L_inv.mT
-        u.grad = l_inv * ((e * centred).sum() + prior.gain_precision * away)
+        Z, gain = prior.mean + A, float(prior.gain + away)
+        slope, gain_slope = torch.zeros_like(Z), torch.zeros_like(away)
         # in single precision the last steps would be lost in rounding
-        loss = -(weights * log_p[rows, labels]).sum(dtype=torch.float64)
+        loss = torch.zeros((), dtype=torch.float64, device=x.device)
+        for x_b, o, s, y, w in _batches(x, offsets, shift, labels, weights):
+            centred, rows = o - s, torch.arange(len(x_b), device=x.device)
+            log_p = torch.addmm(centred, x_b, Z.mT, beta=gain, alpha=scale).log_softmax(dim=1)
+            loss -= (w * log_p[rows, y]).sum(dtype=torch.float64)
+            e = log_p.exp_()
+            e[rows, y] -= 1
+            e *= w.unsqueeze(1)
+            slope.addmm_(e.mT, x_b)
+            gain_slope += torch.dot(e.flatten(), centred.flatten())
+        pull = prior.strength * A + prior.curvature.unsqueeze(1) * (A @ prior.gram)
+        U.grad = (scale * slope + pull) @ L_inv.mT
+        u.grad = l_inv * (gain_slope + prior.gain_precision * away)
         value = float(loss + (A * pull).sum(dtype=torch.float64) / 2 + prior.gain_precision * away.double() ** 2 / 2)
         if not math.isfinite(value):
             raise NumericalError("the weights of the classes are not finite; check the features and the logit scale")
@@ -234,21 +267,26 @@ class _LBFGS(torch.optim.LBFGS):
 
 
 def _posterior(
-    prior: SoftmaxBelief, mode: SoftmaxBelief, x: Tensor, offsets: Tensor, p: Tensor, weights: Tensor, scale: float
+    prior: SoftmaxBelief, mode: SoftmaxBelief, x: Tensor, offsets: Tensor, weights: Tensor, scale: float
 ) -> SoftmaxBelief:
     """Return the mode with the precision of the images added: each class by its own mean curvature."""
-    w = weights.unsqueeze(1)
-    gram = scale**2 * x.mT @ (w * x)
+    gram, curvature = torch.zeros_like(prior.gram), torch.zeros_like(prior.curvature)
+    sizes, gain_precision = torch.zeros_like(prior.gain), torch.zeros_like(prior.gain)
+    for x_b, o, w in _batches(x, offsets, weights.unsqueeze(1)):
+        p = mode.logits(x_b, o, scale).softmax(dim=1)
+        gram += scale**2 * x_b.mT @ (w * x_b)
+        size = w * x_b.square().sum(dim=1, keepdim=True)
+        curvature += (size * p * (1 - p)).sum(dim=0)
+        sizes += size.sum()
+        spread = (p * o.square()).sum(dim=1) - (p * o).sum(dim=1).square()
+        gain_precision += (w.squeeze(1) * spread).sum()
     tiny = torch.finfo(x.dtype).tiny  # all weights, or all features, may be zero
-    size = w * x.square().sum(dim=1, keepdim=True)
-    curvature = (size * p * (1 - p)).sum(dim=0) / size.sum().clamp_min(tiny)
     seen, new = prior.gram.trace(), gram.trace()
     # weighted so that the trace of every class's precision is exact
-    total = (prior.curvature * seen + curvature * new) / (seen + new).clamp_min(tiny)
-    spread = (p * offsets.square()).sum(dim=1) - (p * offsets).sum(dim=1).square()
+    total = (prior.curvature * seen + curvature / sizes.clamp_min(tiny) * new) / (seen + new).clamp_min(tiny)
     return replace(
         mode,
         gram=prior.gram + gram,
         curvature=total,
-        gain_precision=prior.gain_precision + (weights * spread).sum(),
+        gain_precision=prior.gain_precision + gain_precision,
     )

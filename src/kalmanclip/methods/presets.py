@@ -48,7 +48,7 @@ _LITERAL = KalmanConfig(
         structure="full",  # R is m x m, by position in the batch
     ),
     # Sigma_0 is not given. In units of similarity, because the right variance depends on rank, width and depth; small,
-    # because with this observation a larger one ends below zero-shot (docs/results.md).
+    # because with this observation a larger one ends below zero-shot (docs/results-tiny.md).
     prior_std=0.01,
     prior_variance=None,
     epochs=2,  # of the smaller data sets; `kalmanclip paper` makes 5 of the larger ones, ImageNet and SUN397
@@ -65,8 +65,8 @@ PRESETS: dict[str, MethodConfig] = {
     "paper": dataclasses.replace(_LITERAL, observation="contrastive", prior_std=0.1),
     "paper-literal": _LITERAL,
     # What the letter lacks to learn inside a real CLIP, chosen on training images outside the shots of a ViT-B/16
-    # (results/variants-paper.json): all blocks, each layer with the same share of the prior, and many passes of fresh
-    # crops. Algorithm 1 is as it was.
+    # (docs/results.md): all blocks, each layer with the same share of the prior, and many passes of fresh crops.
+    # Algorithm 1 is as it was.
     "paper-tuned": dataclasses.replace(
         _LITERAL,
         observation="contrastive",

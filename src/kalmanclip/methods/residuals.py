@@ -51,6 +51,8 @@ outside the shots, of a real CLIP."""
 MOST_GENERATIVE = 1e6
 """Far beyond what the search can choose, and far from what overflows."""
 
+_NUMBERS = 2**22  # logits, or features, of held-out images that are computed at a time, for the memory
+
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -216,24 +218,35 @@ class ResidualBelief:
             hold_out: whether the prior is chosen on parts of these images; not where the encoder has seen them all.
         """
         if self.belief is None:
-            parts = held_out_parts(labels, self.config.folds) if hold_out else []
-            folds = (Fold(crops[kept], labels[kept], crops[held], labels[held], self.T) for kept, held in parts)
-            held_out = [FoldResiduals(self, fold) for fold in folds]
-            std, self.generative = self._choose(held_out, tell)
-            known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
-            if known:
-                self.covariance_scale = fit_covariance_scale(
-                    lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
-                )
+            # what the folds hold is free again before all images are learned
+            std, held_out = self._hold_out(crops, labels, tell) if hold_out else (self._choose([], tell), None)
             new = ClassStatistics.of(crops, labels, len(self.names))
             self.root = self.metric(new)
             self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
             self._store(new)
-            self.held_out = _joined(held_out, std) if held_out else None
+            self.held_out = held_out
         else:
             assert self.statistics is not None
             self.relearn([self.statistics], self.belief.strength, (crops, labels))
         tell(1, 1)
+
+    def _hold_out(
+        self, crops: Tensor, labels: Tensor, tell: Callable[[int, int], None]
+    ) -> tuple[float, HeldOut | None]:
+        """Choose ``prior_std``, which is returned, and the other scales by holding out images in turn."""
+        parts = held_out_parts(labels, self.config.folds)
+        held_out = [
+            FoldResiduals(self, Fold(crops[kept], labels[kept], crops[held], labels[held], self.T))
+            for kept, held in parts
+        ]
+        std = self._choose(held_out, tell)
+        if not held_out:
+            return std, None
+        known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
+        self.covariance_scale = fit_covariance_scale(
+            lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
+        )
+        return std, _joined(held_out, std)
 
     def relearn(
         self, known: Sequence[ClassStatistics], strength: float, more: tuple[Tensor, Tensor] | None = None
@@ -377,7 +390,7 @@ class ResidualBelief:
         return D if self.shift is None else D + self.shift
 
     def _text(self, f: Tensor) -> Tensor:
-        return self.scale * f @ self.T.mT
+        return f @ (self.scale * self.T).mT  # the features are many more than the texts
 
     def _solved(
         self,
@@ -392,14 +405,12 @@ class ResidualBelief:
         x, text = f @ self.root, self._text(f)
         return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
 
-    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> tuple[float, float]:
-        """Return ``prior_std`` and ``generative``, of which all parts predict with the latter from now on."""
+    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> float:
+        """Return ``prior_std``, and set ``generative``, with which all parts predict from now on."""
         config = self.config
         if not held_out:
-            return (
-                config.prior_std or TYPICAL_STD,
-                TYPICAL_GENERATIVE if config.generative is None else config.generative,
-            )
+            self.generative = TYPICAL_GENERATIVE if config.generative is None else config.generative
+            return config.prior_std or TYPICAL_STD
         count = sum(len(part.labels) for part in held_out)
         found: dict[float, float] = {}
 
@@ -412,11 +423,11 @@ class ResidualBelief:
                 tell(len(found), len(found) + 1)
             return total
 
-        std, generative = choose_scales(config, score)
+        std, self.generative = choose_scales(config, score)
         if config.prior_std is None:
             self.held_out_log_likelihood = found
-        score(std, generative)
-        return std, generative
+        score(std, self.generative)
+        return std
 
 
 def choose_scales(config: ClassResidualsConfig, score: Callable[[float, float], float]) -> tuple[float, float]:
@@ -476,17 +487,23 @@ class FoldResiduals:
         residuals.shift = self.generative / residuals.scale * self._classifier
         return residuals
 
+    def _samples(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the crops of some held-out images at a time; see `RandomCropConfig.as_samples`."""
+        rows = max(1, _NUMBERS // (self._crops.shape[1] * max(self._residuals.T.shape)))
+        for crops, labels in zip(self._crops.split(rows), self.labels.split(rows), strict=True):
+            yield self._residuals.config.as_samples(crops, labels)
+
     def log_likelihood(self, std: float) -> float:
         """Return the log-likelihood of the held-out images, each by all its crops."""
         residuals = self._learn(std)
-        f, labels, weights = residuals.config.as_samples(self._crops, self.labels)
-        return -float((F.cross_entropy(residuals.logits(f), labels, reduction="none") * weights).sum())
+        losses = (F.cross_entropy(residuals.logits(f), y, reduction="none") @ w for f, y, w in self._samples())
+        return -float(torch.stack(list(losses)).double().sum())
 
     def probabilities(self, std: float) -> Tensor:
         """Return the probabilities (n, C) of the held-out images at the mean, averaged over their crops."""
-        f, _, weights = self._residuals.config.as_samples(self._crops, self.labels)
-        p = self._learn(std).logits(f).softmax(dim=1) * weights.unsqueeze(1)
-        return p.unflatten(0, self._crops.shape[:2]).sum(dim=1)
+        residuals, crops = self._learn(std), self._crops.shape[1]
+        p = (residuals.logits(f).softmax(dim=1) * w.unsqueeze(1) for f, _, w in self._samples())
+        return torch.cat([part.unflatten(0, (-1, crops)).sum(dim=1) for part in p])
 
     def logits(self, std: float) -> LogitGaussian:
         """Return the belief about the logits of the held-out images, by their centre crops."""

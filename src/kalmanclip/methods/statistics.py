@@ -27,6 +27,8 @@ PSEUDO_IMAGES = 256
 
 _MOST, _LEAST = 8192, 16  # of all classes together, and of each where there are very many
 
+_NUMBERS = 2**22  # of features that are in double precision at a time, for the memory
+
 _POWER = 0.75  # of the covariance within classes: see docs/method.md for what other powers give
 _FLOOR = 0.03  # relative to its largest eigenvalue: never divide by what was not seen
 
@@ -63,12 +65,17 @@ class ClassStatistics:
     def of(cls, crops: Tensor, labels: Tensor, classes: int) -> ClassStatistics:
         """Return those of images with crops (N, V, d) and labels (N,)."""
         made = cls.empty(classes, crops)
-        f = crops.double()
-        total = torch.zeros_like(made.total, dtype=torch.float64).index_add_(0, labels, f.mean(dim=1))
+        total, within = (torch.zeros_like(sums, dtype=torch.float64) for sums in (made.total, made.within))
+        rows = max(1, _NUMBERS // crops[:1].numel())
+        batches = list(zip(crops.split(rows), labels.split(rows), strict=True))
+        for f, y in batches:
+            total.index_add_(0, y, f.double().mean(dim=1))
         count = torch.bincount(labels, minlength=classes)
         means = total / count.clamp_min(1).unsqueeze(1)
-        around = (f - means[labels].unsqueeze(1)).flatten(0, 1)
-        within = check_finite(around.mT @ around / f.shape[1], "the scatter of the features")
+        for f, y in batches:
+            around = (f.double() - means[y].unsqueeze(1)).flatten(0, 1)
+            within += around.mT @ around / crops.shape[1]
+        check_finite(within, "the scatter of the features")
         return replace(made, count=count.to(crops), total=total.to(crops), within=within.to(crops))
 
     def select(self, rows: Sequence[int | None]) -> ClassStatistics:

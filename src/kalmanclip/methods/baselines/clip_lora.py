@@ -62,27 +62,40 @@ class CLIPLoRA(OpenVocabulary):
         texts = self.encoder.text.prefix(self.encoder.tokenize([p for group in task.prompts for p in group]))
         activations = self._activations(task, progress)
 
-        def loss(i: Tensor, epoch: int) -> Tensor:
-            return F.cross_entropy(self.scale * self.encoder(activations(i, epoch), texts, templates), y[i])
+        def inputs(i: Tensor, epoch: int) -> tuple[Tensor, ...]:
+            return y[i], *activations(i, epoch)
 
-        steps = c.steps(max(task.train.counts()))
-        self._set_dropout(self._dropout(task.seed))
+        def loss(labels: Tensor, *images: Tensor) -> Tensor:
+            return F.cross_entropy(self.scale * self.encoder(images, texts, templates), labels)
+
+        parameters, steps = list(self.encoder.parameters()), c.steps(max(task.train.counts()))
+        masks = torch.Generator(self.backbone.device).manual_seed(task.seed)
+        self._set_dropout(self._dropout(masks))
         try:
-            train(list(self.encoder.parameters()), c.recipe(lr=2e-4), len(y), steps, loss, task.seed, progress)
+            train(
+                parameters,
+                c.recipe(lr=2e-4),
+                len(y),
+                steps,
+                loss,
+                task.seed,
+                progress,
+                inputs=inputs,
+                generators=[masks],
+            )
         finally:
             self._set_dropout(None)
         with torch.no_grad():
             self.T = self.encoder.encode_texts(texts, templates)
 
-    def _dropout(self, seed: int) -> Callable[[Tensor], Tensor] | None:
+    def _dropout(self, generator: torch.Generator) -> Callable[[Tensor], Tensor] | None:
         """Drop entries of a low-rank map's input, others in every call."""
-        p, device = self.config.dropout, self.backbone.device
+        p = self.config.dropout
         if p == 0:
             return None
-        generator = torch.Generator(device).manual_seed(seed)
 
         def drop(x: Tensor) -> Tensor:
-            keep = torch.rand(x.shape, generator=generator, device=device) >= p
+            keep = torch.rand(x.shape, generator=generator, device=x.device) >= p
             return x * keep / (1 - p)
 
         return drop

@@ -109,11 +109,14 @@ class CLIPSVD(OpenVocabulary):
         similarities = Similarities(self.backbone, model, task)
         images = fresh_crops(self.backbone, task.train.sources, c.crop_scale if c.augment else None, task.seed)
 
-        def loss(i: Tensor, epoch: int) -> Tensor:
-            return F.cross_entropy(self.scale * similarities(images(i, epoch)), y[i])
+        def inputs(i: Tensor, epoch: int) -> tuple[Tensor, ...]:
+            return y[i], images(i, epoch)
+
+        def loss(labels: Tensor, shown: Tensor) -> Tensor:
+            return F.cross_entropy(self.scale * similarities(shown), labels)
 
         parameters, steps = [values.s for values in exposed], c.steps(max(task.train.counts()))
-        train(parameters, c.recipe(lr=5e-4), len(y), steps, loss, task.seed, progress)
+        train(parameters, c.recipe(lr=5e-4), len(y), steps, loss, task.seed, progress, inputs=inputs)
         fix_singular_values(model.requires_grad_(False))
         # no cache: nobody else has these weights
         tuned = dataclasses.replace(self.backbone, model=model, cache=None, loaded_hash=None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kalmanclip.encoders.features import Progress, silent
 from kalmanclip.errors import ConfigError, NumericalError
 from kalmanclip.methods.base import check_positive
+from kalmanclip.methods.baselines.descent import Descent, make_adamw
 
 OPTIMIZERS = ("published", "paper")
 """Each method's own recipe, or the one that the Kalman filter's paper gives all its baselines."""
@@ -84,24 +85,30 @@ def train(
     recipe: Recipe,
     count: int,
     steps: int,
-    loss: Callable[[Tensor, int], Tensor],
+    loss: Callable[..., Tensor],
     seed: int,
     progress: Progress = silent,
     after_epoch: Callable[[], None] | None = None,
     order: Callable[[int], Tensor] | None = None,
+    inputs: Callable[[Tensor, int], tuple[Tensor, ...]] | None = None,
+    generators: Sequence[torch.Generator] = (),
 ) -> None:
     """Descend ``loss`` for a number of steps over shuffled batches.
+
+    With ``inputs`` the steps are captured on a GPU (`Descent`), if they are AdamW's.
 
     Args:
         parameters: changed in place.
         recipe: optimiser, rate, batch size.
         count: N, how many training images there are.
         steps: in all; the last epoch may stay incomplete.
-        loss: indices (B,) of a batch and the number of its epoch to a scalar.
+        loss: indices (B,) of a batch and the number of its epoch to a scalar; with ``inputs``, these.
         seed: of the order of the images.
         progress: told about the steps.
         after_epoch: called after each complete epoch.
         order: from the number of steps taken to the order (N,) of the pass that begins; None: drawn from ``seed``.
+        inputs: indices (B,) of a batch and the number of its epoch to all that changes from batch to batch.
+        generators: of random numbers that the loss draws on the device.
 
     Raises:
         NumericalError: the loss is not finite.
@@ -110,22 +117,21 @@ def train(
     optimiser: torch.optim.Optimizer
     if recipe.optimizer == "sgd":
         optimiser = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)
+    elif inputs is not None:
+        optimiser = make_adamw(parameters, lr, weight_decay, recipe.eps)
     else:
         optimiser = torch.optim.AdamW(parameters, lr=lr, eps=recipe.eps, weight_decay=weight_decay)
+    descent = Descent(optimiser, loss, generators)
     generator = torch.Generator().manual_seed(seed)
     per_epoch = math.ceil(count / recipe.batch_size)
     step = epoch = 0
     while step < steps:
         indices = torch.randperm(count, generator=generator) if order is None else order(step)
         for batch in indices.split(recipe.batch_size)[: steps - step]:
-            for group in optimiser.param_groups:
-                group["lr"] = recipe.rate(step, steps, per_epoch)
-            value = loss(batch, epoch)
+            given = (batch, epoch) if inputs is None else inputs(batch, epoch)
+            value = descent.step(recipe.rate(step, steps, per_epoch), *given)
             if not torch.isfinite(value):
                 raise NumericalError(f"The loss of step {step + 1} is not finite; try a smaller learning rate.")
-            optimiser.zero_grad()
-            value.backward()
-            optimiser.step()
             step += 1
             progress("training", step, steps)
         epoch += 1
