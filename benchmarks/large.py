@@ -194,6 +194,30 @@ def table() -> str:
     return tables.markdown(heads, lines)
 
 
+def gpu_table() -> str:
+    """What was measured on a GPU, from results/large-cuda.jsonl."""
+    from benchmarks import table as tables
+
+    rows = {
+        row["stage"]: row for row in map(json.loads, (tables.RESULTS / "large-cuda.jsonl").read_text().splitlines())
+    }
+    learning, alone = rows["learning"], rows["alone"]
+    size = f"{learning['images']:,} images of six crops, {learning['classes']:,} classes"
+    lines = [
+        [f"learning from embeddings: {size}", f"{learning['learn_s']:.0f} s"],
+        ["most that tensors held at once", f"{learning['peak_bytes'] / 1e9:.2f} GB"],
+        ["the same / formula", f"{learning['peak_by_formula']:.3f}"],
+    ]
+    names = {
+        "encode_per_s": f"encoding alone, {alone['model'].partition(':')[0]} in {alone['precision']}",
+        "decode_per_s": f"reading alone: Pillow in {alone['threads']} threads, resizing and copying, too",
+        "torchvision_cpu_per_s": f"decoding alone by torchvision in {alone['threads']} threads",
+        "torchvision_cuda_per_s": "decoding alone by torchvision on the GPU (nvJPEG)",
+    }
+    lines += [[f"{name}, of {alone['files']:,} files", f"{alone[key]:,.0f} a second"] for key, name in names.items()]
+    return tables.markdown([learning["device"], ""], lines)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure one size, stage by stage, and print each as JSON."""
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -15,7 +15,7 @@ from kalmanclip.experiments.store import read_jsonl, to_jsonl
 pytestmark = pytest.mark.skipif(not table.RESULTS.is_dir(), reason="there is no folder results/")
 
 PAGES = {path.relative_to(table.ROOT).as_posix(): path for path in figures.pages()}
-COMPARED = sorted(path.stem for path in table.RESULTS.glob("*.jsonl") if path.stem != "large")
+COMPARED = sorted(path.stem for path in table.RESULTS.glob("*.jsonl") if not path.stem.startswith("large"))
 """Files of `kalmanclip compare` and `kalmanclip paper`."""
 WHOLE = ("docs/results.md", "docs/results-tiny.md", "docs/small-model.md")
 """Pages of measurements."""
