@@ -967,6 +967,16 @@ ELSEWHERE = [
         "methods/joint.py",
         "tests/methods/test_joint.py",
         {
+            "steps by all classes, empty ones too": (
+                "sum(count > 0 for count in counts)",
+                "len(counts)",
+                "test_steps_grow_with_the_images_of_a_class_and_see_every_image",
+            ),
+            "many classes are not seen": (
+                "math.ceil(LEAST_PASSES * images / batch_size)",
+                "1",
+                "test_steps_grow_with_the_images_of_a_class_and_see_every_image",
+            ),
             "adapted embeddings count fully": (
                 "return 0.5, 0.5 * n / (n + 1)",
                 "return 0.5, 0.5",

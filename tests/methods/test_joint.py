@@ -41,13 +41,36 @@ def fitted(tiny, task, config=SMALL, progress=lambda *_: None):
     return method
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_steps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint, "LEAST_PASSES", 1)
+        yield
+
+
 @pytest.fixture(scope="module")
-def whole(tiny, task):
+def whole(tiny, task, few_steps):
     """A finished fit; tests must not change it."""
     return fitted(tiny, task)
 
 
-# --- which images, in which order
+# --- how many steps; which images, in which order
+
+
+@pytest.mark.parametrize(
+    ("counts", "steps"),
+    [
+        ([4] * 37, 15 * 4),
+        ([16] * 10, 15 * 16),
+        ([4] * 10 + [0] * 5, 15 * 4),  # a class without images changes nothing
+        ([1] * 9 + [91], 15 * 10),  # nor does one that has nearly all of them
+        ([16] * 1000, 3 * 16_000 // 32),  # every image three times
+        ([1], 15),
+    ],
+)
+def test_steps_grow_with_the_images_of_a_class_and_see_every_image(monkeypatch, counts, steps):
+    monkeypatch.setattr(joint, "LEAST_PASSES", 3)
+    assert JointConfig().steps_for(counts) == steps
 
 
 @pytest.mark.parametrize(("count", "size"), [(5, 4), (10, 4), (7, 7), (3, 1), (33, 32)])

@@ -57,6 +57,9 @@ SEEN = 0.5
 """Of embeddings that have been adapted to the images, the residuals' prior has so much of the width that was chosen on
 untouched ones, and the generative classifier so much of the weight."""
 
+LEAST_PASSES = 3
+"""How often every image is seen at least, each time in another crop."""
+
 DRAWS_SCALE = 3e-4
 """How much of the low-rank parameters' covariance sampled predictions average over."""
 
@@ -70,7 +73,8 @@ class JointConfig:
         prior_std: how far, in units of cosine similarity, an image's similarity with its text may move under the prior
             of all low-rank parameters (one standard deviation); each layer has the same share.
         step_size: of the filter, see `FilterConfig`.
-        steps: of the filter, for each image of a class.
+        steps: of the filter, for each image of a class in the mean; more where there are so many classes that an image
+            would be seen fewer than `LEAST_PASSES` times.
         batch_size: images per step.
         crop_scale: the share of a picture that random crops take, fresh ones in each pass; None: centre crops, whose
             frozen part is computed once.
@@ -109,6 +113,12 @@ class JointConfig:
     def filter(self) -> FilterConfig:
         """The filter's options."""
         return FilterConfig(alpha=0.0, step_size=self.step_size)
+
+    def steps_for(self, counts: Sequence[int]) -> int:
+        """Return how many steps to take for so many images of each class."""
+        images, classes = sum(counts), sum(count > 0 for count in counts)
+        batch_size = min(self.batch_size, images)
+        return max(round(self.steps * images / classes), math.ceil(LEAST_PASSES * images / batch_size))
 
     @property
     def seed(self) -> int:
@@ -260,8 +270,9 @@ class Joint(Classifier):
         batches = self._batches(images, progress)
         first = next(batches)
         self.encoder.start_principal(first.activations)
-        steps = self.config.steps * max(images.counts())
-        self._learn_towers(itertools.chain([first], batches), observed, steps, progress)
+        self._learn_towers(
+            itertools.chain([first], batches), observed, self.config.steps_for(images.counts()), progress
+        )
 
     def _batches(self, images: LabelledImages, progress: Progress) -> Iterator[Batch]:
         """Yield batches without end, each pass with crops of its own."""
