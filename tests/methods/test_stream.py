@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kalmanclip.errors import ConfigError
 from kalmanclip.methods import ClassResidualsConfig
-from kalmanclip.methods.residuals import TYPICAL_STD, Fold, FoldResiduals, ResidualBelief, Scales, recalled
+from kalmanclip.methods.residuals import TYPICAL_STD, Evidence, Fold, FoldResiduals, ResidualBelief, Scales
 from kalmanclip.methods.statistics import ClassStatistics
 from kalmanclip.prediction import update_scale
 
@@ -248,7 +248,7 @@ def test_held_out_images_of_a_stream_are_predicted_from_what_is_kept_and_the_oth
     given = ClassResidualsConfig(crops=2, prior_std=0.1, generative=3.0, alpha=0.0)
     residuals = learned(views, old, here.T, given, names=NAMES[:4])
     held = torch.arange(16) % 4 == 0
-    fold = Fold(new[~held], labels[~held], new[held], labels[held], here.T, (recalled(residuals.statistics),))
+    fold = Fold(new[~held], labels[~held], new[held], labels[held], here.T, (Evidence.pseudo(residuals.statistics),))
     part = FoldResiduals(residuals, fold)
     part.generative = 3.0
     found = part.logits(0.1).mean

@@ -126,6 +126,11 @@ class Evidence(NamedTuple):
     sums: ClassStatistics
 
     @classmethod
+    def pseudo(cls, images: ClassStatistics, most: int = MOST) -> Evidence:
+        """Return what stands for images learned before."""
+        return cls(images.pseudo_images(most), images)
+
+    @classmethod
     def joined(cls, parts: Sequence[Evidence]) -> Evidence:
         """Return all parts, which are of different images, as one."""
         if len(parts) == 1:
@@ -133,11 +138,6 @@ class Evidence(NamedTuple):
         samples, sums = zip(*parts, strict=True)
         f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
         return cls((f, labels, weights), sum(sums[1:], start=sums[0]))
-
-
-def recalled(images: ClassStatistics, most: int = MOST) -> Evidence:
-    """Return what stands for images learned before."""
-    return Evidence(images.pseudo_images(most), images)
 
 
 def seen(config: ClassResidualsConfig, crops: Tensor, labels: Tensor, classes: int) -> Evidence:
@@ -155,7 +155,7 @@ class Fold:
         held_crops: (n, V, d), of those held out.
         held_labels: (n,).
         T: the text weights (C, d).
-        known: what is recalled of images learned before.
+        known: pseudo-images of what was learned before.
     """
 
     crops: Tensor
@@ -268,7 +268,7 @@ class ResidualBelief:
         # what the folds hold is free again before all images are learned
         (std, generative, scales), held_out = self._hold_out(crops, labels, parts, known, tell)
         new = seen(self.config, crops, labels, len(self.names))
-        self._learn(Evidence.joined([*map(recalled, known), new]), std**-2)
+        self._learn(Evidence.joined([*map(Evidence.pseudo, known), new]), std**-2)
         self.generative, self.scales, self.held_out = generative, scales, held_out
         self._shift()
         tell(1, 1)
@@ -287,7 +287,7 @@ class ResidualBelief:
             What `_choose` does, and what was predicted where nothing was known: by pseudo-images it is not what is
             predicted in the end.
         """
-        few = tuple(recalled(images, _FEW) for images in known) if parts else ()
+        few = tuple(Evidence.pseudo(images, _FEW) for images in known) if parts else ()
         held_out = [
             FoldResiduals(self, Fold(crops[kept], labels[kept], crops[held], labels[held], self.T, few))
             for kept, held in parts
@@ -308,7 +308,7 @@ class ResidualBelief:
             known: statistics of different images, of the classes in `names`.
             strength: ``prior_std^-2``.
         """
-        self._learn(Evidence.joined([recalled(images) for images in known]), strength)
+        self._learn(Evidence.joined([Evidence.pseudo(images) for images in known]), strength)
 
     def _learn(self, evidence: Evidence, strength: float) -> None:
         """Learn from the prior on; the search for the mode begins at the last one."""
