@@ -1,7 +1,7 @@
 """Fusion as one-shot federated learning: 2, 5 and 10 sites, and one message from each.
 
     python -m benchmarks.federated ../shared/data/eurosat ../shared/data/pets ../shared/data/dtd37 \\
-        --seeds 1 --json results/federated.json
+        --json results/federated.json
 
 16 shots are dealt to the sites. *Alike*: at random, as many to each. *Skewed*: of each class a share to each site that
 is drawn from a Dirichlet distribution with parameter 0.1, so that most images of a class are at one or two sites, and

@@ -16,6 +16,9 @@ All learn from the same frozen features, one centre crop of each image. `partial
 residuals, once with the text and once without: all class names then mean the same. *On random features* is the same
 with as many ``relu(f W)`` as its row says beside the features. The joint fit sees all images again at every step.
 
+``--part development`` learns from three of four training images and measures on the fourth: where choices are made, for
+no test image is opened.
+
 An interrupted run goes on where it was: what it has measured lies beside the file, as NAME.partial.
 """
 
@@ -79,11 +82,12 @@ class Stream:
 
     @classmethod
     @torch.no_grad()
-    def read(cls, backbone: Backbone, folder: Path, images: int | None, order: int) -> Stream:
+    def read(cls, backbone: Backbone, folder: Path, images: int | None, order: int, part: str = "test") -> Stream:
         """Read a data set; ``images`` limits those of each class to learn from."""
-        train, test = (read_folder(folder / part) for part in ("train", "test"))
+        train = read_folder(folder / "train")
         if images:
             train = first_of_each(train, images)
+        train, test = development(train) if part == "development" else (train, read_folder(folder / "test"))
         template = TEMPLATES.get(folder.name, "a photo of a {}.")
         T = text_weights(backbone, train.class_names, [template])
         coming = class_order(len(T), order)
@@ -122,6 +126,17 @@ def first_of_each(images: LabelledImages, count: int) -> LabelledImages:
         if met[label] <= count:
             chosen.append(i)
     return images.subset(chosen)
+
+
+def development(images: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
+    """Three of four training images of each class to learn from, and the fourth to measure on."""
+    met: dict[int, int] = {}
+    parts: tuple[list[int], list[int]] = [], []
+    for i, label in enumerate(images.labels):
+        met[label] = met.get(label, 0) + 1
+        parts[met[label] % 4 == 0].append(i)
+    learned, measured = (images.subset(part) for part in parts)
+    return learned, measured
 
 
 class ZeroShot:
@@ -260,16 +275,6 @@ def gain(learner: str, rival: str, what: str = "last", name: str = "incremental"
     return span((mean(own, what) - mean(other, what) for own, other in pairs if own and other), sign=True)
 
 
-def gain_of_random_features() -> str:
-    """How many points random features under the residuals change the last accuracy by, without the text."""
-    plain = [*read_rows("incremental"), *read_rows("incremental-cifar100")]
-    gains = (
-        row["last"] - mean(only(plain, learner=WITHOUT_TEXT, data=row["data"]), "last")
-        for row in read_rows("incremental-random")
-    )
-    return span(gains, sign=True)
-
-
 def seconds(data: str, name: str = "incremental") -> str:
     """The processor's seconds of all ten updates of `partial_fit`, with and without the text."""
     rows = only(read_rows(name), data=data)
@@ -283,6 +288,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--images", type=int, help="of each class to learn from; default: all")
+    parser.add_argument("--part", default="test", choices=("test", "development"), help="measured on")
     parser.add_argument("--order", type=int, default=ORDER, help="seed of the order of the classes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of random features and splits")
     parser.add_argument("--only", nargs="+", choices=LEARNERS, metavar="LEARNER", help=f"of: {'; '.join(LEARNERS)}")
@@ -291,7 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
     backbone = cached_backbone(options.model, options.device, options.precision)
     options.model = options.model.split("/")[-1]  # where it lies is nobody's business
     streams = {
-        folder.name: Stream.read(backbone, folder, options.images, options.order)
+        folder.name: Stream.read(backbone, folder, options.images, options.order, options.part)
         for folder in track(options.folders, "reading", transient=True)
     }
 

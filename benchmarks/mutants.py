@@ -727,8 +727,22 @@ PREDICTION = [
         "prediction/temperature.py",
         "tests/prediction/test_temperature.py",
         {
-            "nothing is surprising": (" - (step / spread) ** 2 / 2", "", "test_doublings_are_surprising_by_hand"),
+            "nothing is surprising": (
+                " - prior.precision * (step - prior.mean) ** 2 / 2",
+                "",
+                "test_doublings_are_surprising_by_hand",
+            ),
             "the search goes up only": ("for direction in (-1, 1):", "for direction in (1,):", "test_the_search_ends"),
+            "the top of another parabola": (
+                "(above - below) / (2 * precision)",
+                "(above - below) / precision",
+                "test_a_parabola_gives_the_product_of_gaussians",
+            ),
+            "the prior counts at every site": (
+                "again = len(beliefs) - 1",
+                "again = 0",
+                "test_observations_one_after_the_other_are_their_sum_and_so_is_their_fusion",
+            ),
         },
     ),
     *_group(
@@ -1130,6 +1144,42 @@ ELSEWHERE = [
                 "0.1 * _FLOOR * largest)",
                 "test_the_metric_is_a_power_of_the_covariance_within_classes",
             ),
+            "all classes deviate alike": (
+                "torch.randn(len(there), pairs,",
+                "torch.randn(1, pairs,",
+                "test_pseudo_images_of_many_classes_spread_as_all_images_do",
+            ),
+        },
+    ),
+    *_group(
+        "methods/residuals.py",
+        "tests/methods/test_stream.py",
+        {
+            "a stream keeps its first prior": (
+                "(self.config.chosen or not known)",
+                "(not known)",
+                "test_a_stream_takes_another_prior_where_later_images_want_one",
+            ),
+            "what was said of the prior before is forgotten": (
+                "choose_scales(config, score, self.scales)",
+                "choose_scales(config, score)",
+                "test_a_choice_begins_with_what_is_known_by_then",
+            ),
+            "held-out images of a stream are predicted by new ones alone": (
+                "Evidence.joined([*fold.known, others])",
+                "others",
+                "test_held_out_images_of_a_stream_are_predicted_from_what_is_kept_and_the_others",
+            ),
+            "pseudo-images without their slope": (
+                "mean=sums.slope @ self.root / strength",
+                "mean=0 * sums.slope @ self.root / strength",
+                "test_without_new_images_the_mode_stays",
+            ),
+            "a prior that was given to the first site": (
+                "if self.prior_std is not None:  # what was given",
+                "if False:  # what was given",
+                "test_a_prior_that_is_given_stays",
+            ),
         },
     ),
     *_group(
@@ -1189,7 +1239,7 @@ ELSEWHERE = [
         "tests/methods/test_class_residuals.py",
         {
             "the metric of a fold has seen what is held out": (
-                "whole.metric(statistics)",
+                "whole.metric(self._images.sums)",
                 "whole.metric(ClassStatistics.of(torch.cat([fold.crops, fold.held_crops]), "
                 "torch.cat([fold.labels, fold.held_labels]), len(whole.names)))",
                 "test_the_choice_never_sees_an_image_that_is_held_out",
@@ -1205,8 +1255,8 @@ ELSEWHERE = [
                 "test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops",
             ),
             "what was held out outlives further images": (
-                "self.held_out = None  # it was about",
-                "pass  # it was about",
+                "if known or not held_out:",
+                "if not held_out:",
                 "test_what_is_said_of_held_out_images_is_what_the_others_say_by_their_centre_crops",
             ),
         },

@@ -151,9 +151,6 @@ def test_class_incremental_learning(write):
     assert incremental.gain(incremental.WITHOUT_TEXT, "RanPAC, no random features") == "+5.0 to +6.0"
     assert incremental.gain("partial_fit", "RanPAC, no random features") == "+4.5"
     assert incremental.seconds("pets") == "3"
-    write("incremental-cifar100", [])
-    write("incremental-random", [{"data": "pets", "learner": "on random features", "last": 58.5}])
-    assert incremental.gain_of_random_features() == "−1.5"
 
 
 def test_federations(write):

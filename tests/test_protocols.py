@@ -57,6 +57,19 @@ def test_a_step_has_the_new_classes_only(monkeypatch, tmp_path):
     assert stream.test[1].tolist() == [order.index(label) for label in labels.tolist()]
 
 
+def test_development_opens_no_test_image(monkeypatch, tmp_path):
+    """Of eight training images of a class it learns from six, and measures on the fourth and the eighth."""
+    T, f, labels = cloud(classes=4, each=8)
+    train = LabelledImages([str(i) for i in range(32)], labels.tolist(), NAMES)
+    monkeypatch.setattr(incremental, "read_folder", lambda path: {"train": train}[path.name])
+    monkeypatch.setattr(incremental, "image_features", lambda encoder, sources: f[[int(s) for s in sources]])
+    stream = incremental.Stream.read(precomputed(T, NAMES), tmp_path, None, order=1, part="development")
+    held = torch.arange(32) % 4 == 3
+    for (found, own), there in ((stream.test, held), (stream.train, ~held)):
+        torch.testing.assert_close(found, f[there])
+        assert torch.bincount(own).tolist() == [int(there.sum()) // 4] * 4
+
+
 def test_ranpac_is_ridge_regression_on_all_images():
     _, f, labels = cloud()
     expand = RandomFeatures(WIDTH, 20, seed=3, like=f)
@@ -127,6 +140,9 @@ def test_fused_statistics_are_those_of_all_images():
     shares = [part.residuals.generative * len(site) for part, site in zip(parts, sites, strict=True)]
     assert fused.generative == pytest.approx(sum(shares) / 32)
     assert fused.generative > 0
+    known = [part.residuals.scales.std for part in parts]
+    assert fused.scales.std.precision == pytest.approx(sum(p for _, p in known) - 2 * 0.25)  # the prior counts once
+    assert fused.scales.std.precision * fused.scales.std.mean == pytest.approx(sum(m * p for m, p in known))
     torch.testing.assert_close(fused.shift, fused.generative / 20 * whole.generative(whole.metric()), **CLOSE)
 
 

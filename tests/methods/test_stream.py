@@ -5,12 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kalmanclip.errors import ConfigError
 from kalmanclip.methods import ClassResidualsConfig
-from kalmanclip.methods.residuals import ResidualBelief
+from kalmanclip.methods.residuals import TYPICAL_STD, Evidence, Fold, FoldResiduals, ResidualBelief, Scales
 from kalmanclip.methods.statistics import ClassStatistics
+from kalmanclip.prediction import update_scale
 
 from .test_class_residuals import SCALE, WIDTH, learned, world
 
@@ -88,6 +91,29 @@ def test_pseudo_images_lie_where_the_images_lay():
         assert apart.norm() < 0.1
     total = sum(float(f[recalled == c].var(dim=0, correction=0).sum()) for c in range(3)) / 3
     assert total == pytest.approx(float(made.within.trace() / made.count.sum()), rel=0.25)
+
+
+def test_pseudo_images_of_many_classes_spread_as_all_images_do():
+    """16 of each, eight pairs, are too few to spread in twelve directions; those of all classes are not."""
+    here = world(2)
+    labels = labels_of(3, 40)
+    made = ClassStatistics.of(here.views(labels, V=2, noise=0.1), labels, 3)
+    many = 600
+    same = dataclasses.replace(
+        made, count=torch.ones(many).double(), total=made.means[:1].repeat(many, 1), within=made.within * many / 120
+    )
+    f = same.pseudo_images()[0]
+    assert len(f) == 16 * many
+    V = made.within / 120
+    found = torch.from_numpy(np.cov(f.numpy().T, bias=True))
+    along = torch.from_numpy(np.cov(F.normalize(made.means[0] + _gaussian(V, 20000), dim=1).numpy().T, bias=True))
+    assert (found - along).norm() < 0.1 * along.norm()
+
+
+def _gaussian(V, count):
+    values, vectors = np.linalg.eigh(V.numpy())
+    noise = np.random.default_rng(0).standard_normal((count, len(V)))
+    return torch.from_numpy(noise * np.sqrt(values.clip(0)) @ vectors.T)
 
 
 def test_very_many_classes_have_fewer_pseudo_images():
@@ -206,3 +232,112 @@ def test_what_is_kept_survives_the_state():
     for one in (residuals, again):
         one.learn(more, torch.tensor([0, 1]))
     torch.testing.assert_close(again.belief.mean, residuals.belief.mean, rtol=0, atol=0)
+
+
+# --- the prior, chosen again
+
+
+OPEN = ClassResidualsConfig(alpha=0.0)
+
+
+def test_held_out_images_of_a_stream_are_predicted_from_what_is_kept_and_the_others():
+    """As by a stream that never saw them: with slopes, with the metric and the generative classifier of all others."""
+    here = world(9, C=4, distance=2.0)
+    old, labels = labels_of(4, 6), labels_of(4, 4)
+    views, new = here.views(old, V=2), here.views(labels, V=2)
+    given = ClassResidualsConfig(crops=2, prior_std=0.1, generative=3.0, alpha=0.0)
+    residuals = learned(views, old, here.T, given, names=NAMES[:4])
+    held = torch.arange(16) % 4 == 0
+    fold = Fold(new[~held], labels[~held], new[held], labels[held], here.T, (Evidence.pseudo(residuals.statistics),))
+    part = FoldResiduals(residuals, fold)
+    part.generative = 3.0
+    found = part.logits(0.1).mean
+    residuals.learn(new[~held], labels[~held])
+    said, expected = (logits.log_softmax(dim=1) for logits in (found, residuals.logits(new[held][:, 0])))
+    torch.testing.assert_close(said, expected, atol=0.1, rtol=0)  # of log-probabilities down to -8
+
+
+def shuffled(here, labels):
+    return labels[torch.randperm(len(labels), generator=here.generator)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_takes_another_prior_where_later_images_want_one(seed):
+    """Labels that mean nothing want a narrow prior; later images, the most, a wide one, and so does a joint fit."""
+    here = world(seed, C=6, distance=2.0)
+    noise, labels = labels_of(2, 8), labels_of(6, 12)
+    old, new = here.views(noise), here.views(labels)
+    noise = shuffled(here, noise)
+    residuals = learned(old, noise, here.T[:2], OPEN, names=NAMES[:2])
+    first = residuals.prior_std
+    residuals.set_classes(NAMES, here.T)
+    residuals.learn(new, labels)
+    joint = learned(torch.cat([old, new]), torch.cat([noise, labels]), here.T, OPEN, names=NAMES).prior_std
+    assert joint > 1.9 * first
+    assert joint / 1.5 < residuals.prior_std < joint * 1.5
+
+
+def test_a_choice_begins_with_what_is_known_by_then(monkeypatch):
+    priors = []
+
+    def spied(score, around, factor, prior, reach):
+        priors.append(prior)
+        return update_scale(score, around, factor, prior, reach)
+
+    monkeypatch.setattr("kalmanclip.methods.residuals.update_scale", spied)
+    here = world(2, C=3, distance=3.0)
+    labels = labels_of(3, 8)
+    residuals = learned(here.views(labels), labels, here.T, OPEN)
+    first = residuals.scales
+    residuals.learn(here.views(labels), labels)
+    assert priors == [*Scales(), *first]
+    assert residuals.scales.std.precision > first.std.precision > Scales().std.precision
+
+
+def test_single_images_leave_the_choice_as_it_is():
+    """One new image of a class is not held out."""
+    here = world(2, C=3, distance=3.0)
+    labels = labels_of(3, 8)
+    residuals = learned(here.views(labels), labels, here.T, OPEN)
+    before = residuals.prior_std, residuals.generative, residuals.scales, residuals.covariance_scale
+    residuals.learn(here.views(torch.arange(3)), torch.arange(3))
+    after = residuals.prior_std, residuals.generative, residuals.scales, residuals.covariance_scale
+    assert after == (pytest.approx(before[0]), *before[1:])
+
+
+def test_a_prior_that_is_given_stays():
+    here = world(2, C=3, distance=3.0)
+    labels = labels_of(3, 8)
+    given = ClassResidualsConfig(prior_std=0.05, generative=7.0, alpha=0.0)
+    residuals = learned(here.views(labels), labels, here.T, given)
+    residuals.learn(here.views(labels), labels)
+    assert (residuals.prior_std, residuals.generative) == (pytest.approx(0.05), 7.0)
+    assert residuals.scales == Scales()
+    residuals.config = dataclasses.replace(given, generative=None)
+    residuals.relearn([residuals.statistics], 0.1**-2)  # as of sites that were given different ones
+    residuals.learn(here.views(labels), labels)
+    assert residuals.prior_std == pytest.approx(0.1)
+    assert residuals.scales.generative != Scales().generative
+
+
+def test_the_choice_is_stored_and_adapters_of_older_versions_choose_from_where_they_are():
+    here = world(2, C=3, distance=3.0)
+    labels = labels_of(3, 8)
+    residuals = learned(here.views(labels), labels, here.T, OPEN)
+    state = residuals.state_dict()
+    again = ResidualBelief(OPEN, SCALE)
+    again.load_state_dict(state, residuals.names)
+    assert again.scales == residuals.scales != Scales()
+    older = ResidualBelief(OPEN, SCALE)
+    older.load_state_dict({name: t for name, t in state.items() if name != "scales"}, residuals.names)
+    assert older.scales.std.precision == older.scales.generative.precision == 0.25
+    assert TYPICAL_STD * 2 ** (older.scales.std.mean / 2) == pytest.approx(residuals.prior_std)
+    assert 50 * 2 ** (older.scales.generative.mean / 2) == pytest.approx(residuals.generative)
+
+
+@pytest.mark.parametrize("broken", [torch.zeros(2), torch.zeros(2, 2), torch.full((2, 2), torch.nan)])
+def test_a_choice_that_cannot_be_is_refused(broken):
+    here = world(2)
+    state = learned(here.views(labels_of(3, 4)), labels_of(3, 4), here.T, OPEN).state_dict()
+    with pytest.raises(ConfigError, match=r"scales|chosen by held-out"):
+        ResidualBelief(OPEN, SCALE).load_state_dict(state | {"scales": broken}, NAMES[:3])

@@ -23,6 +23,7 @@ from kalmanclip.filtering import fuse
 from kalmanclip.methods.class_residuals import ClassResiduals
 from kalmanclip.methods.classifier import Classifier
 from kalmanclip.methods.kalman import Kalman
+from kalmanclip.methods.residuals import Scales
 from kalmanclip.prediction import OODDetector
 
 
@@ -88,6 +89,7 @@ def _fuse_residuals(parts: Sequence[ClassResiduals], class_names: list[str]) -> 
     stds = [part.residuals.prior_std for part in parts if part.residuals.prior_std is not None]
     generative = [n * part.residuals.generative for n, part in zip(images, parts, strict=True)]
     fused.residuals.generative = sum(generative) / sum(images)  # an arithmetic mean: it may be zero
+    fused.residuals.scales = Scales.fused([part.residuals.scales for part in parts])
     fused.residuals.relearn(known, _weighted_mean(stds, images) ** -2)
     fused.residuals.covariance_scale = _weighted_mean([part.residuals.covariance_scale for part in parts], images)
     fused.ood = _fuse_ood(fused, parts)

@@ -31,14 +31,17 @@ from kalmanclip.errors import ConfigError
 from kalmanclip.filtering.linalg import spectral
 from kalmanclip.filtering.softmax import SoftmaxBelief, softmax_gradient, softmax_update
 from kalmanclip.methods.base import check_scale
-from kalmanclip.methods.statistics import ClassStatistics, check_shapes
+from kalmanclip.methods.statistics import MOST, ClassStatistics, check_shapes
 from kalmanclip.prediction import (
     TYPICAL_SCALE,
+    UNDECIDED,
     JointLogits,
     LogitGaussian,
+    ScaleBelief,
     fit_covariance_scale,
+    fuse_scales,
     log_likelihood,
-    most_probable_scale,
+    update_scale,
 )
 
 TYPICAL_STD = 50**-0.5
@@ -53,6 +56,8 @@ MOST_GENERATIVE = 1e6
 
 _NUMBERS = 2**22  # logits, or features, of held-out images that are computed at a time, for the memory
 
+_FACTOR = math.sqrt(2)  # between values that are tried: a variance four times larger or smaller is no surprise
+_FEW = 2048  # pseudo-images while numbers are tried
 _ENOUGH = 1000  # held-out images that tell one prior from another
 
 
@@ -99,9 +104,45 @@ class ClassResidualsConfig(CropConfig):
         check_seed(self.seed)
 
     @property
+    def chosen(self) -> bool:
+        """Whether anything is chosen on held-out images."""
+        return self.prior_std is None or self.generative is None
+
+    @property
     def passes(self) -> int:
         """Passes over the images: one, however many times it linearises."""
         return 1
+
+
+class Evidence(NamedTuple):
+    """Images to learn from.
+
+    Attributes:
+        samples: features (n, d), labels (n,) and weights (n,).
+        sums: of the images.
+    """
+
+    samples: tuple[Tensor, Tensor, Tensor]
+    sums: ClassStatistics
+
+    @classmethod
+    def pseudo(cls, images: ClassStatistics, most: int = MOST) -> Evidence:
+        """Return what stands for images learned before."""
+        return cls(images.pseudo_images(most), images)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
+        """Return all parts, which are of different images, as one."""
+        if len(parts) == 1:
+            return parts[0]  # not a copy
+        samples, sums = zip(*parts, strict=True)
+        f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
+        return cls((f, labels, weights), sum(sums[1:], start=sums[0]))
+
+
+def seen(config: ClassResidualsConfig, crops: Tensor, labels: Tensor, classes: int) -> Evidence:
+    """Return images with crops (N, V, d) and labels (N,)."""
+    return Evidence(config.as_samples(crops, labels), ClassStatistics.of(crops, labels, classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +155,7 @@ class Fold:
         held_crops: (n, V, d), of those held out.
         held_labels: (n,).
         T: the text weights (C, d).
+        known: pseudo-images of what was learned before.
     """
 
     crops: Tensor
@@ -121,6 +163,7 @@ class Fold:
     held_crops: Tensor
     held_labels: Tensor
     T: Tensor
+    known: tuple[Evidence, ...] = ()
 
 
 class HeldOut(NamedTuple):
@@ -159,6 +202,7 @@ class ResidualBelief:
             generative classifier, unless its share was given.
         covariance_scale: how much of the belief's covariance a prediction averages over, see
             `kalmanclip.prediction.temperature`.
+        scales: what held-out images have said of ``prior_std`` and ``generative`` so far.
         held_out: what was predicted for the images that were held out in turn; None where none were, or where more was
             learned since.
     """
@@ -177,6 +221,7 @@ class ResidualBelief:
         self.held_out_log_likelihood: dict[float, float] = {}
         self.covariance_scale = TYPICAL_SCALE
         self.held_out: HeldOut | None = None
+        self.scales = Scales()
 
     @property
     def prior_std(self) -> float | None:
@@ -217,67 +262,66 @@ class ResidualBelief:
             tell: called with fits done and to do.
             hold_out: whether the prior is chosen on parts of these images; not where the encoder has seen them all.
         """
-        if self.belief is None:
-            # what the folds hold is free again before all images are learned
-            std, held_out = self._hold_out(crops, labels, tell) if hold_out else (self._choose([], tell), None)
-            new = ClassStatistics.of(crops, labels, len(self.names))
-            self.root = self.metric(new)
-            self.belief = self._solved(self._prior(std**-2), *self.config.as_samples(crops, labels))
-            self._store(new)
-            self.held_out = held_out
-        else:
-            assert self.statistics is not None
-            self.relearn([self.statistics], self.belief.strength, (crops, labels))
+        known = [] if self.statistics is None else [self.statistics]
+        useful = hold_out and (self.config.chosen or not known)
+        parts = held_out_parts(labels, self.config.folds) if useful else []
+        # what the folds hold is free again before all images are learned
+        (std, generative, scales), held_out = self._hold_out(crops, labels, parts, known, tell)
+        new = seen(self.config, crops, labels, len(self.names))
+        self._learn(Evidence.joined([*map(Evidence.pseudo, known), new]), std**-2)
+        self.generative, self.scales, self.held_out = generative, scales, held_out
+        self._shift()
         tell(1, 1)
 
     def _hold_out(
-        self, crops: Tensor, labels: Tensor, tell: Callable[[int, int], None]
-    ) -> tuple[float, HeldOut | None]:
-        """Choose ``prior_std``, which is returned, and the other scales by holding out images in turn."""
-        parts = held_out_parts(labels, self.config.folds)
+        self,
+        crops: Tensor,
+        labels: Tensor,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        known: Sequence[ClassStatistics],
+        tell: Callable[[int, int], None],
+    ) -> tuple[tuple[float, float, Scales], HeldOut | None]:
+        """Choose the prior by holding out these parts in turn, beside what is known.
+
+        Returns:
+            What `_choose` does, and what was predicted where nothing was known: by pseudo-images it is not what is
+            predicted in the end.
+        """
+        few = tuple(Evidence.pseudo(images, _FEW) for images in known) if parts else ()
         held_out = [
-            FoldResiduals(self, Fold(crops[kept], labels[kept], crops[held], labels[held], self.T))
+            FoldResiduals(self, Fold(crops[kept], labels[kept], crops[held], labels[held], self.T, few))
             for kept, held in parts
         ]
-        std = self._choose(held_out, tell)
-        if not held_out:
-            return std, None
-        known = [(part.logits(std), part.labels) for part in held_out]  # by the crop that predictions use
+        chosen = self._choose(held_out, tell)
+        if known or not held_out:
+            return chosen, None
+        predicted = [(part.logits(chosen[0]), part.labels) for part in held_out]  # by the crop that predictions use
         self.covariance_scale = fit_covariance_scale(
-            lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in known)
+            lambda s: sum(log_likelihood(logits.scaled(s), y) for logits, y in predicted)
         )
-        return std, _joined(held_out, std)
+        return chosen, _joined(held_out, chosen[0])
 
-    def relearn(
-        self, known: Sequence[ClassStatistics], strength: float, more: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Learn anew from the prior: from pseudo-images of all that is known, and from more images.
+    def relearn(self, known: Sequence[ClassStatistics], strength: float) -> None:
+        """Learn anew from the prior, from pseudo-images of all that is known.
 
         Args:
             known: statistics of different images, of the classes in `names`.
             strength: ``prior_std^-2``.
-            more: crops and labels, as in `learn`, of images that are not among the known.
         """
-        total = sum(known[1:], start=known[0])
-        if more is not None:
-            total = total + ClassStatistics.of(*more, len(self.names))
-        guess = None if self.belief is None else self.belief.mean @ self.root.mT
-        self.root = self.metric(total)
-        prior = self._prior(strength)
-        samples = [images.pseudo_images() for images in known]
-        if more is not None:
-            samples.append(self.config.as_samples(*more))
-        f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
-        slope = torch.stack([images.slope for images in known]).sum(dim=0) @ self.root
-        gain_slope = torch.stack([images.gain_slope for images in known]).sum()
-        # a linear term in the logarithm of a Gaussian moves its mean
-        tilted = replace(prior, mean=slope / strength, gain=prior.gain + gain_slope / prior.gain_precision)
-        start = tilted
-        if guess is not None and self.belief is not None:
-            start = replace(tilted, mean=guess @ torch.linalg.inv(self.root).mT, gain=self.belief.gain)
-        self.belief = self._solved(tilted, f, labels, weights, start)
-        self._store(total)
-        self.held_out = None  # it was about a classifier that had learned less
+        self._learn(Evidence.joined([Evidence.pseudo(images) for images in known]), strength)
+
+    def _learn(self, evidence: Evidence, strength: float) -> None:
+        """Learn from the prior on; the search for the mode begins at the last one."""
+        start = self._start(root := self.metric(evidence.sums))
+        self.root = root
+        self.belief = self._solved(evidence, strength, start)
+        self._store(evidence.sums)
+
+    def _start(self, root: Tensor) -> SoftmaxBelief | None:
+        """Return the belief with its mean as a metric of this root has it: where a search may begin."""
+        if self.belief is None:
+            return None
+        return replace(self.belief, mean=self.belief.mean @ self.root.mT @ torch.linalg.inv(root).mT)
 
     def metric(self, images: ClassStatistics) -> Tensor:
         """Return the square root of ``M`` (d, d), of mean size one on the images.
@@ -327,6 +371,7 @@ class ResidualBelief:
         numbers = {"strength": b.strength, "covariance_scale": self.covariance_scale, "generative": self.generative}
         return {
             **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
+            "scales": torch.tensor(self.scales, dtype=torch.float64),
             **{"root": self.root, "mean": b.mean, "gram": b.gram, "curvature": b.curvature},
             **{"gain": b.gain, "gain_precision": b.gain_precision},
             **self.statistics.state_dict(),
@@ -346,6 +391,13 @@ class ResidualBelief:
         self.generative = float(state.get("generative", 0.0))  # adapters of older versions have none
         if not 0 <= self.generative <= MOST_GENERATIVE:
             raise ConfigError(f"its generative classifier counts {self.generative:g} times")
+        if "scales" in state:
+            check_shapes(state, {"scales": (2, 2)})
+            self.scales = Scales(*(ScaleBelief(*map(float, row)) for row in state["scales"]))
+        else:  # adapters of older versions: as if they had been chosen by few images
+            self.scales = Scales.around(self.belief.strength**-0.5, self.generative)
+        if not all(math.isfinite(mean) and 0 < precision < math.inf for mean, precision in self.scales):
+            raise ConfigError(f"its prior cannot have been chosen by held-out images: {tuple(self.scales)}")
         self._shift()
 
     def logits(self, f: Tensor) -> Tensor:
@@ -393,24 +445,31 @@ class ResidualBelief:
         return f @ (self.scale * self.T).mT  # the features are many more than the texts
 
     def _solved(
-        self,
-        prior: SoftmaxBelief,
-        f: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        start: SoftmaxBelief | None = None,
-        tolerance: float = 1e-5,
+        self, evidence: Evidence, strength: float, start: SoftmaxBelief | None = None, tolerance: float = 1e-5
     ) -> SoftmaxBelief:
-        """Return the posterior after features (N, d) with labels and weights (N,)."""
+        """Return the posterior after images, under the prior of this strength."""
+        prior, sums = self._prior(strength), evidence.sums
+        # a linear term in the logarithm of a Gaussian moves its mean
+        gain = prior.gain + sums.gain_slope / prior.gain_precision
+        prior = replace(prior, mean=sums.slope @ self.root / strength, gain=gain)
+        f, labels, weights = evidence.samples
         x, text = f @ self.root, self._text(f)
-        return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start)
+        return softmax_update(prior, x, text, labels, weights, self.scale, self.config.alpha, tolerance, start or prior)
 
-    def _choose(self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]) -> float:
-        """Return ``prior_std``, and set ``generative``, with which all parts predict from now on."""
+    def _choose(
+        self, held_out: Sequence[FoldResiduals], tell: Callable[[int, int], None]
+    ) -> tuple[float, float, Scales]:
+        """Return ``prior_std``, ``generative``, of which all parts predict from now on, and what is known of them."""
         config = self.config
+        if not held_out and self.prior_std is not None:
+            return self.prior_std, self.generative, self.scales
         if not held_out:
-            self.generative = TYPICAL_GENERATIVE if config.generative is None else config.generative
-            return config.prior_std or TYPICAL_STD
+            generative = TYPICAL_GENERATIVE if config.generative is None else config.generative
+            return config.prior_std or TYPICAL_STD, generative, self.scales
+        if self.prior_std is not None:  # what was given may have become a mean over sites since
+            std = None if config.prior_std is None else self.prior_std
+            share = None if config.generative is None else self.generative
+            config = replace(config, prior_std=std, generative=share)
         count = sum(len(part.labels) for part in held_out)
         found: dict[float, float] = {}
 
@@ -423,32 +482,59 @@ class ResidualBelief:
                 tell(len(found), len(found) + 1)
             return total
 
-        std, self.generative = choose_scales(config, score)
+        std, generative, scales = choose_scales(config, score, self.scales)
         if config.prior_std is None:
             self.held_out_log_likelihood = found
-        score(std, self.generative)
-        return std
+        score(std, generative)
+        return std, generative, scales
 
 
-def choose_scales(config: ClassResidualsConfig, score: Callable[[float, float], float]) -> tuple[float, float]:
+class Scales(NamedTuple):
+    """What held-out images have said of the two numbers that are chosen by them, in steps of their searches."""
+
+    std: ScaleBelief = UNDECIDED
+    generative: ScaleBelief = UNDECIDED
+
+    @classmethod
+    def around(cls, std: float, generative: float) -> Scales:
+        """Return the prior moved to these values."""
+
+        def moved(value: float, typical: float) -> ScaleBelief:
+            return UNDECIDED._replace(mean=math.log(value / typical) / math.log(_FACTOR)) if value else UNDECIDED
+
+        return cls(moved(std, TYPICAL_STD), moved(generative, TYPICAL_GENERATIVE))
+
+    @classmethod
+    def fused(cls, parts: Sequence[Scales]) -> Scales:
+        """Return what the held-out images of all parts say; the prior counts once."""
+        return cls(*(fuse_scales(beliefs, UNDECIDED) for beliefs in zip(*parts, strict=True)))
+
+
+def choose_scales(
+    config: ClassResidualsConfig, score: Callable[[float, float], float], before: Scales | None = None
+) -> tuple[float, float, Scales]:
     """Return ``prior_std`` and ``generative``, each where it is not given the one of largest posterior probability.
 
     Args:
         config: the options.
         score: the log-likelihood of held-out labels, in nats, under both. The first is chosen without the generative
             classifier, unless how much of it there is is given; then the second.
+        before: what other held-out images have said; None: there were none.
+
+    Returns:
+        Both, and what is known of them now.
     """
     std, generative = config.prior_std, config.generative
+    of_std, of_generative = before or Scales()
     if std is None:
-        # a variance four times larger or smaller, two steps, is no surprise
         first = generative or 0.0
-        std = most_probable_scale(lambda std: score(std, first), TYPICAL_STD, math.sqrt(2), spread=2.0, reach=12)
+        std, of_std = update_scale(lambda std: score(std, first), TYPICAL_STD, _FACTOR, of_std, reach=12)
     if generative is None:
         chosen = std
-        generative = most_probable_scale(
-            lambda value: score(chosen, value), TYPICAL_GENERATIVE, math.sqrt(2), spread=2.0, reach=8
+        generative, of_generative = update_scale(
+            lambda value: score(chosen, value), TYPICAL_GENERATIVE, _FACTOR, of_generative, reach=8
         )
-    return std, generative
+    return std, generative, Scales(of_std, of_generative)
 
 
 class FoldResiduals:
@@ -469,10 +555,11 @@ class FoldResiduals:
         # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
         self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
         self._residuals.set_classes(whole.names, fold.T)
-        statistics = ClassStatistics.of(fold.crops, fold.labels, len(whole.names))
-        self._residuals.root = whole.metric(statistics)
-        self._classifier = statistics.generative(self._residuals.root)
-        self._images = whole.config.as_samples(fold.crops, fold.labels)
+        others = seen(whole.config, fold.crops, fold.labels, len(whole.names))
+        self._images = Evidence.joined([*fold.known, others])
+        self._residuals.root = whole.metric(self._images.sums)
+        self._classifier = self._images.sums.generative(self._residuals.root)
+        self._start = whole._start(self._residuals.root)
         self._found: dict[float, SoftmaxBelief] = {}
 
     def _learn(self, std: float) -> ResidualBelief:
@@ -480,9 +567,8 @@ class FoldResiduals:
         residuals = self._residuals
         if std not in self._found:
             near = min(self._found, key=lambda known: abs(math.log(known / std)), default=None)
-            start = None if near is None else self._found[near]
-            prior = residuals._prior(std**-2)
-            self._found[std] = residuals._solved(prior, *self._images, start, tolerance=1e-4)
+            start = self._start if near is None else self._found[near]
+            self._found[std] = residuals._solved(self._images, std**-2, start, tolerance=1e-4)
         residuals.belief = self._found[std]
         residuals.shift = self.generative / residuals.scale * self._classifier
         return residuals

@@ -25,7 +25,10 @@ from kalmanclip.filtering.linalg import check_finite, eigh, spectral
 PSEUDO_IMAGES = 256
 """Drawn to stand for those of one class: so few that each weighs much would be told apart too easily."""
 
-_MOST, _LEAST = 8192, 16  # of all classes together, and of each where there are very many
+MOST = 8192
+"""Of all classes together."""
+
+_LEAST = 16  # of each, where there are very many
 
 _NUMBERS = 2**22  # of features that are in double precision at a time, for the memory
 
@@ -109,19 +112,22 @@ class ClassStatistics:
         """Of the features of each class, (C, d); zero where there are none."""
         return self.total / self.count.clamp_min(1).unsqueeze(1)
 
-    def pseudo_images(self) -> tuple[Tensor, Tensor, Tensor]:
+    def pseudo_images(self, most: int = MOST) -> tuple[Tensor, Tensor, Tensor]:
         """Return images that stand for those seen: unit-length features (n, d), labels (n,), weights (n,).
 
-        The deviations from the mean are the same for every class, and come with both signs.
+        The deviations from the mean are drawn for each class anew: few of many classes vary in all directions
+        together. They come with both signs.
         """
         there = torch.where(self.count > 0)[0]
-        pairs = max(_LEAST, min(PSEUDO_IMAGES, _MOST // max(len(there), 1))) // 2
+        pairs = max(_LEAST, min(PSEUDO_IMAGES, most // max(len(there), 1))) // 2
         root = spectral(self.within / self.count.sum().clamp_min(1), torch.sqrt).to(self.within)
-        noise = torch.randn(pairs, len(root), generator=torch.Generator().manual_seed(0)).to(root) @ root
-        deviations = torch.cat([noise, -noise])
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(len(there), pairs, len(root), generator=generator).to(root) @ root
+        deviations = torch.cat([noise, -noise], dim=1)
         f = F.normalize(self.means[there].unsqueeze(1) + deviations, dim=-1)
-        weights = (self.count[there] / len(deviations)).repeat_interleave(len(deviations))
-        return f.flatten(0, 1), there.repeat_interleave(len(deviations)), weights
+        each = deviations.shape[1]
+        weights = (self.count[there] / each).repeat_interleave(each)
+        return f.flatten(0, 1), there.repeat_interleave(each), weights
 
     def metric(self) -> Tensor:
         """Return the symmetric square root of ``M`` (d, d), small where crops of the same class differ."""

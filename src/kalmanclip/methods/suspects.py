@@ -100,7 +100,7 @@ def _predict(residuals: ResidualBelief, crops: Tensor, labels: Tensor, trusted: 
         known[std, generative] = sharpened(p, labels)
         return known[std, generative][1].log_evidence
 
-    chosen = choose_scales(residuals.config, score)
+    chosen = choose_scales(residuals.config, score)[:2]
     if chosen not in known:  # both are given
         score(*chosen)
     return Predicted(*known[chosen], *chosen)

@@ -17,7 +17,16 @@ from kalmanclip.prediction.predictive import (
     mean_field,
 )
 from kalmanclip.prediction.records import SURE, records
-from kalmanclip.prediction.temperature import TYPICAL_SCALE, fit_covariance_scale, log_likelihood, most_probable_scale
+from kalmanclip.prediction.temperature import (
+    TYPICAL_SCALE,
+    UNDECIDED,
+    ScaleBelief,
+    fit_covariance_scale,
+    fuse_scales,
+    log_likelihood,
+    most_probable_scale,
+    update_scale,
+)
 
 __all__ = [
     "CONFIDENCE",
@@ -27,6 +36,7 @@ __all__ = [
     "SURE",
     "SUSPECT",
     "TYPICAL_SCALE",
+    "UNDECIDED",
     "Averaged",
     "Calibration",
     "ExpectedAccuracy",
@@ -36,13 +46,16 @@ __all__ = [
     "Neighbors",
     "OODDetector",
     "Prediction",
+    "ScaleBelief",
     "Threshold",
     "averaged",
     "expected_softmax",
     "fit_covariance_scale",
+    "fuse_scales",
     "label_noise",
     "log_likelihood",
     "mean_field",
     "most_probable_scale",
     "records",
+    "update_scale",
 ]
