@@ -44,8 +44,7 @@ from kalmanclip.config import to_dict
 from kalmanclip.encoders import Backbone, load_backbone
 from kalmanclip.encoders.features import Progress
 from kalmanclip.methods import Joint, JointConfig, Method, make_classifier, make_method, preset, with_options
-from kalmanclip.methods.baselines.descent import Descent as PlainDescent
-from kalmanclip.methods.baselines.descent import make_adamw
+from kalmanclip.methods.baselines import descent
 from kalmanclip.methods.baselines.training import Recipe
 from kalmanclip.methods.joint import Batch
 from kalmanclip.methods.leave_one_out import LeaveOneOut
@@ -82,9 +81,10 @@ class Descent(Joint):
             observed.remember(f.detach(), positions)
             return value
 
-        descent = PlainDescent(make_adamw(list(encoder.image.parameters()), recipe.lr, recipe.weight_decay), loss)
+        adamw = descent.make_adamw(list(encoder.image.parameters()), recipe.lr, recipe.weight_decay)
+        learner = descent.Descent(adamw, loss)
         for step, (positions, shown) in enumerate(itertools.islice(batches, steps)):
-            descent.step(recipe.rate(step, steps, 1), positions, *shown)
+            learner.step(recipe.rate(step, steps, 1), positions, *shown)
             progress("adapting the image tower", step + 1, steps)
 
 
