@@ -187,6 +187,12 @@ def table(rows: list[Row] | None = None) -> str:
     return markdown([*heads, "/ plain loop", "total, with loading"], lines)
 
 
+def gain() -> str:
+    """How many times as many images a second two workers do as one."""
+    one, two = (only(read_rows("bulk"), what="throughput", workers=number)[0]["per_s"] for number in WORKERS)
+    return f"{two / one:.2f}"
+
+
 def cost(workers: str) -> str:
     """Processor time of an image with so many workers, as a multiple of a plain loop's."""
     rows = only(read_rows("bulk"), what="throughput")

@@ -10,16 +10,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tests.cli.invoke import call
 
-from kalmanclip import KalmanCLIP
+from kalmanclip import KalmanCLIP, bulk
 from kalmanclip.bulk import Parts, Task, predict_on_ray, predict_rows
 from kalmanclip.errors import ConfigError
+from kalmanclip.experiments.ray_workers import RayPool
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None or find_spec("pyarrow") is None, reason="the extra [ray] is not installed"
 )
+
+
+@pytest.fixture
+def one_thread():
+    """As the workers have it: sums of more are rounded otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +104,7 @@ def test_options_that_do_not_go_together(words, says):
 
 @needs_ray
 @pytest.mark.slow
-def test_a_killed_driver_and_killed_workers_lose_no_picture(pictures, adapter, tmp_path):
+def test_a_killed_driver_and_killed_workers_lose_no_picture(pictures, adapter, tmp_path, one_thread):
     words = ["predict", str(adapter), str(pictures), "--ray", "local", "-o", str(tmp_path / "out"), "--part-size", "1"]
     command = [sys.executable, "-m", "kalmanclip", *words, "--workers", "1"]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -111,6 +122,34 @@ def test_a_killed_driver_and_killed_workers_lose_no_picture(pictures, adapter, t
     names = [str(pictures / f"{i}.png") for i in range(7)]
     classifier, task = KalmanCLIP.load(adapter), Task(str(adapter), options={"how": "mean", "false_alarms": 0.05})
     assert lines == [row for name in names for row in predict_rows(classifier, [name], task)]  # in parts of one, too
+
+
+class Meeting:
+    """In place of a predictor: each of two waits in its first part until the other is in one."""
+
+    def __init__(self, task, threads, gpus):
+        self.place = Path(task.adapter)
+
+    def __call__(self, row):
+        (self.place / f"{os.getpid()}.here").touch()
+        deadline = time.monotonic() + 30
+        while len(met := list(self.place.glob("*.here"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return {"part": row["part"], "rows": json.dumps({"met": len(met)}) + "\n", "failure": ""}
+
+
+@needs_ray
+@pytest.mark.slow
+def test_workers_work_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk, "Predictor", Meeting)
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    parts = Parts(tmp_path / "out", lambda: [Path(f"{i}.jpg") for i in range(6)], {}, 1)
+    with RayPool("local", 1) as pool:
+        if pool.size() < 2:
+            pytest.skip("the cluster has room for one worker")
+        predict_on_ray(parts, Task(str(meeting)), "local", workers=2)
+    assert [json.loads(parts.path(i).read_text())["met"] for i in range(6)] == [2] * 6
 
 
 @needs_ray

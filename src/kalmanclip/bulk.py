@@ -30,6 +30,9 @@ FORMAT = "kalmanclip-predictions"
 ATTEMPTS = 3
 """Workers that may die of one part, and then of one picture."""
 
+WAITING = 1
+"""Parts that wait in each worker while it does another: without any, Ray Data lets the workers work in turn."""
+
 MOST_DEADLY = 20
 """Parts, or pictures of these, that may end all these workers; with more it is not the pictures, and the job ends."""
 
@@ -223,7 +226,7 @@ def predict_on_ray(
     with RayPool(address, cpus, gpus) as pool:
         size = max(1, min(pool.size(), workers or parts.count))
         work = zip(missing, parts.images(missing), strict=True)
-        for number, rows in _stream(work, task, min(size, len(missing)), cpus, gpus):
+        for number, rows in _stream(work, task, min(size, len(missing)), cpus, gpus, WAITING):
             write(number, rows)
         if deadly := parts.missing():
             # the answers of these few parts are kept until all are there
@@ -243,9 +246,12 @@ def _deadly(image: str) -> dict[str, Any]:
 
 
 def _stream(
-    work: Iterable[tuple[int, list[str]]], task: Task, workers: int, cpus: int, gpus: float
+    work: Iterable[tuple[int, list[str]]], task: Task, workers: int, cpus: int, gpus: float, waiting: int = 0
 ) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and lines of numbered lists of pictures, as they come, but not of those that end workers."""
+    """Yield the numbers and lines of numbered lists of pictures, as they come, but not of those that end workers.
+
+    What waits in a worker that dies counts as tried, too. Where none wait it is known which list ended it.
+    """
     try:
         import ray.data
     except ImportError as error:
@@ -261,8 +267,7 @@ def _stream(
         stream = ray.data.from_items(items, override_num_blocks=len(items)).map(
             predictor,
             fn_constructor_args=(task, cpus, gpus),
-            # what else waits in a worker that dies would count as tried, too
-            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
+            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1 + waiting),
             num_cpus=cpus,
             num_gpus=gpus or None,
             max_task_retries=ATTEMPTS - 1,
