@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.measure import Options, Row, options_from, parser, report, synchronise
+from benchmarks.measure import Options, Row, by_stage, options_from, parser, report, synchronise
 from benchmarks.pictures import make_pictures
 from kalmanclip.data import FewShotTask, LabelledImages, read_folder, sample_shots
 from kalmanclip.encoders import Backbone, load_backbone
@@ -87,15 +87,8 @@ def _fit(backbone: Backbone, images: LabelledImages, name: str, job: Job, option
     if job.epochs is not None and isinstance(config, KalmanConfig):
         config = replace(config, epochs=job.epochs)
     method = make_classifier(backbone, config)
-    stages: dict[str, float] = {}
-    begin = last = time.perf_counter()
-
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        stages[stage] = stages.get(stage, 0.0) + now - last
-        last = now
-
+    begin = time.perf_counter()
+    stages, progress = by_stage()
     method.fit(FewShotTask(images), progress)
     synchronise(options.device)
     whole = time.perf_counter() - begin

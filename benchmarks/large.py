@@ -9,8 +9,7 @@ made-up JPEG files is added: seconds of reading (decoding and encoding overlap) 
 encoding each alone. What is slower alone is what bounds reading. Where torchvision has it, its decoder is measured on
 the same files, on the processor and on the GPU (nvJPEG): it is not used, since its pixels differ from Pillow's.
 
-Every stage is printed, and added to the file, as soon as it is measured. Nothing but what `kalmanclip` imports has to
-be installed, on a processor also rich.
+Every stage is printed, and added to the file, as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.measure import by_stage, peak_memory
 from benchmarks.pictures import make_pictures
 from kalmanclip.data import FewShotTask, read_folder
 from kalmanclip.encoders import Backbone, load_backbone
@@ -88,8 +88,6 @@ def learn(images: int, classes: int, width: int, scale: float, device: str) -> d
 def _timed_with_peak(call: Callable[[], object], device: str) -> tuple[float, int]:
     """Seconds of a call (on a processor: of its time), and bytes that tensors took beyond those before it."""
     if device == "cpu":
-        from benchmarks.measure import peak_memory
-
         begin = time.process_time()
         peak = peak_memory(call, device, warm=True)
         return time.process_time() - begin, peak
@@ -103,23 +101,16 @@ def _timed_with_peak(call: Callable[[], object], device: str) -> tuple[float, in
 
 def fit(backbone: Backbone, folder: Path, device: str) -> dict[str, Any]:
     """A whole fit from JPEG files: seconds by stage, and the most memory that GPU and process held."""
-    stages: dict[str, float] = {}
     with suppress(OSError):  # where the system can forget the most so far
         Path("/proc/self/clear_refs").write_text("5")
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    begin = last = time.perf_counter()
-
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        stages[stage] = stages.get(stage, 0.0) + now - last
-        last = now
-
+    begin = time.perf_counter()
+    stages, progress = by_stage()
     ClassResiduals(backbone).fit(FewShotTask(read_folder(folder)), progress)
     _wait(device)
-    stages["the rest"] = time.perf_counter() - last
-    found: dict[str, Any] = {"fit_s": time.perf_counter() - begin, "stages_s": stages}
+    whole = time.perf_counter() - begin
+    found: dict[str, Any] = {"fit_s": whole, "stages_s": {**stages, "the rest": whole - sum(stages.values())}}
     if device != "cpu":
         found["gpu_peak_bytes"] = torch.cuda.max_memory_allocated()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

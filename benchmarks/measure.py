@@ -125,6 +125,20 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def by_stage() -> tuple[dict[str, float], Callable[[str, int, int], None]]:
+    """Seconds by stage, and the progress that a fit is given to add them up."""
+    stages: dict[str, float] = {}
+    last = time.perf_counter()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        stages[stage] = stages.get(stage, 0.0) + now - last
+        last = now
+
+    return stages, progress
+
+
 def seconds(contestants: Contestants, options: Options, least: float = 0.0) -> dict[str, torch.Tensor]:
     """Seconds per call of each contestant in each round, (rounds,) each.
 
