@@ -1,5 +1,6 @@
 """Where choices are made: shots to learn from, other training images to measure on, never a test image."""
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -15,6 +16,13 @@ TEMPLATES = {
     "dtd37": "{} texture.",
 }
 MOST_SHOTS = 16
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `cached_backbone` takes."""
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
 
 
 def cached_backbone(model: str, device: str = "cpu", precision: str = "float32") -> Backbone:

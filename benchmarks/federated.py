@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.development import TEMPLATES, cached_backbone
+from benchmarks.development import TEMPLATES, add_model, cached_backbone
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, span, values
 from kalmanclip.data import few_shot_task, read_folder, read_shot_lists
 from kalmanclip.encoders import Backbone, DualEncoder
@@ -162,16 +162,13 @@ def gain(partition: str, rival: str, name: str = "federated") -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32")
+    add_model(parser)
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--sites", nargs="+", type=int, default=[2, 5, 10])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone(options.model, options.device, options.precision)
-    options.model = options.model.split("/")[-1]  # where it lies is nobody's business
     places = [(folder, seed) for seed in options.seeds for folder in options.folders]
     tasks = {(folder.name, seed): Shots.read(backbone, folder, options.shots, seed) for folder, seed in places}
 

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.development import TEMPLATES, cached_backbone
+from benchmarks.development import TEMPLATES, add_model, cached_backbone
 from benchmarks.ranpac import FEATURES, RandomFeatures, RanPAC
 from benchmarks.table import SETS, Row, add_file, markdown, mean, only, read_rows, resumed, span, values
 from kalmanclip.data import LabelledImages, read_folder
@@ -284,9 +284,7 @@ def seconds(data: str, name: str = "incremental") -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32")
+    add_model(parser)
     parser.add_argument("--images", type=int, help="of each class to learn from; default: all")
     parser.add_argument("--part", default="test", choices=("test", "development"), help="measured on")
     parser.add_argument("--order", type=int, default=ORDER, help="seed of the order of the classes")
@@ -295,7 +293,6 @@ def main(arguments: list[str] | None = None) -> None:
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone(options.model, options.device, options.precision)
-    options.model = options.model.split("/")[-1]  # where it lies is nobody's business
     streams = {
         folder.name: Stream.read(backbone, folder, options.images, options.order, options.part)
         for folder in track(options.folders, "reading", transient=True)

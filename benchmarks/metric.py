@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> None:
     add_file(parser)
     options = parser.parse_args(arguments)
     backbone = cached_backbone(options.model, precision=options.precision)
-    options.model = options.model.split("/")[-1]  # where it lies is nobody's business
     rows: list[Row] = []
     places = [(folder, k, seed) for folder in options.folders for k in options.shots for seed in options.seeds]
     for folder, k, seed in track(places, "fits", transient=True):

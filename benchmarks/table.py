@@ -134,7 +134,9 @@ def span(numbers: Iterable[float], digits: int = 1, sign: bool = False) -> str:
 
 
 def _named(value: Any) -> Any:
-    """An option without the place where files lie."""
+    """An option without the place where files lie, which is nobody's business."""
+    if isinstance(value, str) and value.startswith("local-dir:"):
+        value = Path(value.removeprefix("local-dir:"))
     if isinstance(value, Path):
         return value.name
     return [_named(part) for part in value] if isinstance(value, list | tuple) else value

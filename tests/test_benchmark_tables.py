@@ -70,6 +70,15 @@ def test_the_ratio_of_a_command_is_the_median_of_its_pairs(write):
     assert commands.details("fit") == "0.50 (0.25 to 1.00; 1.0 and 4.0 s in 3 pairs)"
 
 
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("local-dir:/home/somebody/vitb16", "vitb16"), ("local-dir:vitb16", "vitb16"), ("ViT-B-16:openai",) * 2],
+)
+def test_where_a_model_lies_is_not_written(tmp_path, model, named):
+    write_rows(argparse.Namespace(json=tmp_path / "a.json", model=model), [{"a": 1}])
+    assert json.loads((tmp_path / "a.json").read_text())["options"]["model"] == named
+
+
 def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(argparse.Namespace(json=None), [{"a": 1}])

@@ -34,7 +34,8 @@ WAITING = 1
 """Parts that wait in each worker while it does another: without any, Ray Data lets the workers work in turn."""
 
 MOST_DEADLY = 20
-"""Parts, or pictures of these, that may end all these workers; with more it is not the pictures, and the job ends."""
+"""Parts, or pictures of these, that may end all these workers; with more it is not the pictures, and the job ends.
+A part that waits behind such a one counts, too."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,49 @@ def test_steps_are_those_of_adamw_written_out():
     assert losses == expected_losses
 
 
+class Replay:
+    """In place of a graph: takes the step that was recorded, on the tensors that it was recorded for."""
+
+    def __init__(self, descent):
+        self.descent, self.times = descent, 0
+
+    def replay(self):
+        self.times += 1
+        self.descent._value = self.descent._plain(self.descent._inputs)
+
+
+def recording(descent, works):
+    """Let a descent on a processor record and replay as one on a GPU does."""
+
+    def capture(inputs):
+        recorded.append([t.shape for t in inputs])
+        descent._inputs = [t.clone() for t in inputs]
+        descent._graph = Replay(descent) if works else None
+        return works
+
+    recorded = []
+    descent._captures, descent._capture = True, capture
+    return recorded
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_steps_are_recorded_once_and_only_usual_batches_replayed(works):
+    made = []
+
+    def step_of(W):
+        made.append(Descent(make_adamw([W], 1.0, weight_decay=0.1), loss_of(W)))
+        made.append(recording(made[0], works))
+        return made[0].step
+
+    (W, losses), (expected, expected_losses) = trained("cpu", step_of), trained("cpu", plain_adamw)
+    descent, recorded = made
+    assert torch.equal(W, expected)
+    assert losses == expected_losses
+    assert recorded == [[t.shape for t in BATCHES[0]]]
+    if works:
+        assert descent._graph.times == len(BATCHES) - WARM_UP - 1  # but for the shorter one
+
+
 @needs_gpu
 def test_captured_steps_are_plain_ones():
     assert len(BATCHES) > 2 * WARM_UP

@@ -126,6 +126,11 @@ class Evidence(NamedTuple):
     sums: ClassStatistics
 
     @classmethod
+    def of(cls, config: ClassResidualsConfig, crops: Tensor, labels: Tensor, classes: int) -> Evidence:
+        """Return images with crops (N, V, d) and labels (N,)."""
+        return cls(config.as_samples(crops, labels), ClassStatistics.of(crops, labels, classes))
+
+    @classmethod
     def pseudo(cls, images: ClassStatistics, most: int = MOST) -> Evidence:
         """Return what stands for images learned before."""
         return cls(images.pseudo_images(most), images)
@@ -138,11 +143,6 @@ class Evidence(NamedTuple):
         samples, sums = zip(*parts, strict=True)
         f, labels, weights = (torch.cat(column) for column in zip(*samples, strict=True))
         return cls((f, labels, weights), sum(sums[1:], start=sums[0]))
-
-
-def seen(config: ClassResidualsConfig, crops: Tensor, labels: Tensor, classes: int) -> Evidence:
-    """Return images with crops (N, V, d) and labels (N,)."""
-    return Evidence(config.as_samples(crops, labels), ClassStatistics.of(crops, labels, classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +267,7 @@ class ResidualBelief:
         parts = held_out_parts(labels, self.config.folds) if useful else []
         # what the folds hold is free again before all images are learned
         (std, generative, scales), held_out = self._hold_out(crops, labels, parts, known, tell)
-        new = seen(self.config, crops, labels, len(self.names))
+        new = Evidence.of(self.config, crops, labels, len(self.names))
         self._learn(Evidence.joined([*map(Evidence.pseudo, known), new]), std**-2)
         self.generative, self.scales, self.held_out = generative, scales, held_out
         self._shift()
@@ -555,7 +555,7 @@ class FoldResiduals:
         # an image that is regulated away is one image less to tell priors by, and solving for the weights takes time
         self._residuals = ResidualBelief(replace(whole.config, alpha=0.0), whole.scale)
         self._residuals.set_classes(whole.names, fold.T)
-        others = seen(whole.config, fold.crops, fold.labels, len(whole.names))
+        others = Evidence.of(whole.config, fold.crops, fold.labels, len(whole.names))
         self._images = Evidence.joined([*fold.known, others])
         self._residuals.root = whole.metric(self._images.sums)
         self._classifier = self._images.sums.generative(self._residuals.root)

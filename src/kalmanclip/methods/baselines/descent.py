@@ -35,8 +35,9 @@ class Descent:
         self, optimiser: torch.optim.Optimizer, loss: Loss, generators: Sequence[torch.Generator] = ()
     ) -> None:
         self.optimiser, self._loss, self._generators = optimiser, loss, generators
-        self._shapes: list[torch.Size] = []
-        self._waits = WARM_UP if _capturable(optimiser) else -1  # plain steps until recording; below zero: never
+        self._captures = all(group.get("capturable", False) for group in optimiser.param_groups)
+        self._shapes: list[torch.Size] | None = None
+        self._warmed = 0  # plain steps with batches of these shapes
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, rate: float, *inputs: Any) -> Tensor:
@@ -46,21 +47,26 @@ class Descent:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if self._waits < 0 and self._graph is None:
-            return self._plain(inputs)
-        shapes = [t.shape for t in inputs]
-        if self._graph is not None and shapes == self._shapes:
-            for static, given in zip(self._inputs, inputs, strict=True):
-                static.copy_(given, non_blocking=True)
-            self._graph.replay()
-            return self._value
-        if self._waits == 0 and shapes == self._shapes and self._capture(inputs):
-            return self.step(rate, *inputs)
-        if not self._shapes:
-            self._shapes = shapes  # of the first batch: a shorter one, the last of a pass, is not worth a graph
-        if self._waits > 0 and shapes == self._shapes:
-            self._waits -= 1
+        if self._captures and self._usual(inputs):
+            if self._warmed == WARM_UP and self._graph is None:
+                self._captures = self._capture(inputs)
+            if self._graph is not None:
+                return self._replayed(self._graph, inputs)
+            self._warmed += 1
         return self._plain(inputs)
+
+    def _usual(self, inputs: Sequence[Tensor]) -> bool:
+        """Return whether this batch is like the first: a shorter one, the last of a pass, is not worth a graph."""
+        shapes = [t.shape for t in inputs]
+        if self._shapes is None:
+            self._shapes = shapes
+        return shapes == self._shapes
+
+    def _replayed(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor]) -> Tensor:
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        graph.replay()
+        return self._value
 
     def _plain(self, inputs: Sequence[Any]) -> Tensor:
         value = self._loss(*inputs)
@@ -70,8 +76,7 @@ class Descent:
         return value.detach()
 
     def _capture(self, inputs: Sequence[Tensor]) -> bool:
-        """Record a step; nothing is learned by that."""
-        self._waits = -1
+        """Record a step, if that is possible; nothing is learned by that."""
         self._inputs = [t.clone() for t in inputs]
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
@@ -93,7 +98,3 @@ def make_adamw(parameters: Sequence[Tensor], lr: float, weight_decay: float, eps
     capturable = device.type == "cuda"
     rate = torch.tensor(lr, device=device) if capturable else lr
     return torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay, eps=eps, capturable=capturable)
-
-
-def _capturable(optimiser: torch.optim.Optimizer) -> bool:
-    return all(group.get("capturable", False) for group in optimiser.param_groups)
